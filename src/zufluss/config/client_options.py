@@ -55,8 +55,8 @@ CLIENT_SECURITY_SASL_JAAS_CONFIG = string_option(
 CLIENT_WRITER_ACKS = enum_option(
     "client.writer.acks",
     "all",
-    "What an acknowledgement means: `all` (or -1) stable on the in-sync replicas, `1` written by "
-    "the leader, `0` nothing is waited for.",
+    "The meaning of an acknowledgement: `all` (or -1) stable on the in-sync replicas, `1` written "
+    "by the leader, `0` no acknowledgement.",
     allowed=("all", "-1", "1", "0"),
 )
 CLIENT_WRITER_BATCH_SIZE = memory_option(
@@ -88,7 +88,7 @@ CLIENT_WRITER_REQUEST_MAX_SIZE = memory_option(
 CLIENT_WRITER_RETRIES = int_option(
     "client.writer.retries",
     INT32_MAX,
-    "How often a write is tried again after an error that may pass.",
+    "How often a write is retried after a passing error.",
     minimum=0,
     maximum=INT32_MAX,
     default_text="2147483647, in effect without end",
@@ -113,29 +113,29 @@ CLIENT_WRITER_DYNAMIC_CREATE_PARTITION_ENABLED = bool_option(
 CLIENT_WRITER_BUCKET_NO_KEY_ASSIGNER = enum_option(
     "client.writer.bucket.no-key-assigner",
     "sticky",
-    "How rows of a table without bucket key find their bucket: `sticky` fills a batch before it "
-    "moves on, `round_robin` spreads evenly.",
+    "How rows of a table without bucket key are assigned to buckets: `sticky` fills a batch before "
+    "it moves to the next bucket, `round_robin` spreads rows evenly.",
     allowed=("sticky", "round_robin"),
 )
 CLIENT_COLUMN_LOCK_OWNER_ID = string_option(
     "client.column-lock.owner-id",
     None,
-    "The id of exactly-once writers that are given none. It must be the same after a restart, and "
-    "no two writers may have it.",
+    "The id of exactly-once writers that are opened without one. It must be the same after a "
+    "restart, and unique.",
     default_text="a new one per writer, which its checkpoints remember",
 )
 CLIENT_COLUMN_LOCK_TTL = duration_option(
     "client.column-lock.ttl",
     10 * MINUTE_MS,
-    "Others may take the columns of an exactly-once writer when it gave no sign of life for so "
-    "long.",
+    "Another writer may take over the columns of an exactly-once writer that sent no sign of life "
+    "for this long.",
     minimum=1,
 )
 CLIENT_BUCKET_HASH = enum_option(
     "client.bucket.hash",
     "pyfluss",
     "The bucket hash of rows with a bucket key: that of pyfluss, or `java` for tables that Java "
-    "clients write too. The two differ for some keys; one table needs one of them.",
+    "clients also write. The two differ for some keys; all writers of a table must use the same.",
     allowed=("pyfluss", "java"),
 )
 CLIENT_SCANNER_LOG_CHECK_CRC = bool_option(
@@ -159,7 +159,7 @@ CLIENT_SCANNER_KV_FETCH_MAX_BYTES = memory_option(
 CLIENT_SCANNER_LOG_FETCH_MAX_BYTES = memory_option(
     "client.scanner.log.fetch.max-bytes",
     16 * MIB,
-    "The size one fetch answer aims at; a larger first batch still comes.",
+    "The size that one fetch answer aims at; a larger first batch is still sent.",
     minimum=1,
     maximum=INT32_MAX,
 )
@@ -173,14 +173,15 @@ CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET = memory_option(
 CLIENT_SCANNER_LOG_FETCH_MIN_BYTES = memory_option(
     "client.scanner.log.fetch.min-bytes",
     1,
-    "A fetch waits until this much is there, at most `client.scanner.log.fetch.wait-max-time`.",
+    "A fetch waits until this many bytes have arrived, at most "
+    "`client.scanner.log.fetch.wait-max-time`.",
     minimum=1,
     maximum=INT32_MAX,
 )
 CLIENT_SCANNER_LOG_FETCH_WAIT_MAX_TIME = duration_option(
     "client.scanner.log.fetch.wait-max-time",
     500,
-    "How long the server may hold a fetch that finds nothing new.",
+    "How long the server may hold a fetch while nothing new arrives.",
     minimum=0,
     maximum=INT32_MAX,
 )

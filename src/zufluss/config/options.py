@@ -46,13 +46,13 @@ BIND_LISTENERS: Option[tuple[Endpoint, ...]] = endpoints_option(
     "bind.listeners",
     (Endpoint("FLUSS", "localhost", 9123),),
     "The addresses the server listens on, one named listener each. An empty host binds every "
-    "interface, port 0 takes a free one.",
+    "interface, port 0 a free port.",
 )
 ADVERTISED_LISTENERS: Option[tuple[Endpoint, ...]] = endpoints_option(
     "advertised.listeners",
     (),
-    "The addresses told to clients, by listener name, where they differ from `bind.listeners` "
-    "(NAT, containers). A client is told the address of the listener it came through.",
+    "The addresses for clients, by listener name, where they differ from `bind.listeners` (NAT, "
+    "containers). A client gets the addresses of the listener that it uses.",
     default_text="as bound",
 )
 INTERNAL_LISTENER_NAME = string_option(
@@ -69,15 +69,15 @@ SECURITY_PROTOCOL_MAP: Option[dict[str, str]] = map_option(
 SUPER_USERS = string_option(
     "super.users",
     None,
-    "Users that may do everything, such as dropping the leases of others, with semicolons between: "
+    "Users who may do everything, such as dropping the leases of others, separated by semicolons: "
     "`User:admin;User:root`.",
     default_text="nobody",
 )
 ZUFLUSS_OVERWRITE_USERS = string_option(
     "zufluss.overwrite.users",
     None,
-    "Users that may put rows past the merge engine of a table, beside those of `super.users`, in "
-    "the same form. Without a `sasl` listener users have no names, and everybody may.",
+    "Users who may overwrite rows past the merge engine of a table, in addition to `super.users`, "
+    "in the same form. Without a `sasl` listener users have no names, and everybody may.",
     default_text="nobody",
 )
 SECURITY_SASL_PLAIN_JAAS_CONFIG = string_option(
@@ -121,15 +121,15 @@ DATA_DIR = string_option(
 REMOTE_DATA_DIR = string_option(
     "remote.data.dir",
     None,
-    "The one place for remote files, a path or a URI (`file:`, `s3:`, `gs:`, `az:`, `abfs:`). With "
-    "`remote.data.dirs` it must be one of these. Without either, log segments stay on the server, "
-    "and snapshots and the offsets files of the lake lie beside its data.",
+    "The only location of remote files, a path or a URI (`file:`, `s3:`, `gs:`, `az:`, `abfs:`). "
+    "With `remote.data.dirs` it must be one of these. Without either, log segments stay on the "
+    "server, and snapshots and the offsets files of the lake are stored in its data directory.",
     default_text="`remote` in `data.dir`",
 )
 REMOTE_DATA_DIRS: Option[tuple[str, ...]] = list_option(
     "remote.data.dirs",
     (),
-    "Several places for remote files; new files are spread over them. A place that still has "
+    "Several locations of remote files; new files are spread over them. A location that still has "
     "files must stay in the list, with weight 0 or drained.",
     dynamic=True,
 )
@@ -143,8 +143,8 @@ REMOTE_DATA_DIRS_STRATEGY = enum_option(
 REMOTE_DATA_DIRS_WEIGHTS: Option[tuple[str, ...]] = list_option(
     "remote.data.dirs.weights",
     (),
-    "The share of each of `remote.data.dirs` under WEIGHTED_ROUND_ROBIN, a whole number from 0 on; "
-    "0 takes no new files.",
+    "The share of each of `remote.data.dirs` under WEIGHTED_ROUND_ROBIN, a whole number; a "
+    "location with weight 0 gets no new files.",
     dynamic=True,
 )
 REMOTE_LOG_TASK_INTERVAL_DURATION = duration_option(
@@ -177,14 +177,14 @@ KV_SNAPSHOT_NUM_RETAINED = int_option(
 KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL = duration_option(
     "kv.snapshot.lease.expiration-check-interval",
     10 * MINUTE_MS,
-    "How often the time that leases of snapshots have left is made durable, so that it goes on "
-    "from there after a restart. A lease that expires frees its snapshots at once in any case.",
+    "How often the remaining time of leases of snapshots is stored, so that it continues from "
+    "there after a restart. An expired lease frees its snapshots at once in any case.",
     minimum=1,
 )
 ZUFLUSS_KV_SNAPSHOT_LEASE_DURATION_MAX = duration_option(
     "zufluss.kv.snapshot.lease.duration-max",
     7 * DAY_MS,
-    "The longest time a lease of snapshots may be asked for at once; renewing extends it.",
+    "The longest duration of a lease of snapshots; a renewal begins a new one.",
     minimum=1,
 )
 ZUFLUSS_KV_SNAPSHOT_LEASE_COUNT_MAX = int_option(
@@ -196,7 +196,7 @@ ZUFLUSS_KV_SNAPSHOT_LEASE_COUNT_MAX = int_option(
 ZUFLUSS_KV_SNAPSHOT_LEASE_BYTES_MAX = memory_option(
     "zufluss.kv.snapshot.lease.bytes-max",
     None,
-    "How large the leased snapshots of a table may be together; an acquire that would exceed it is "
+    "The largest total size of the leased snapshots of a table; an acquire that would exceed it is "
     "refused.",
     minimum=1,
     default_text="no limit",
@@ -204,8 +204,8 @@ ZUFLUSS_KV_SNAPSHOT_LEASE_BYTES_MAX = memory_option(
 ZUFLUSS_KV_SNAPSHOT_LEASE_RESTART_GRACE = duration_option(
     "zufluss.kv.snapshot.lease.restart-grace",
     10 * MINUTE_MS,
-    "How long a lease has at least after a start of the coordinator, because nobody could renew it "
-    "before.",
+    "The shortest time that a lease lives after a start of the coordinator, because nobody could "
+    "renew it before.",
     minimum=0,
 )
 ZUFLUSS_KV_SNAPSHOT_LEASE_ON_DROP = enum_option(
@@ -213,32 +213,34 @@ ZUFLUSS_KV_SNAPSHOT_LEASE_ON_DROP = enum_option(
     "wait",
     "What happens to leased snapshots of a table or partition that is dropped or expires: `wait` "
     "keeps their files, and an expired partition, until they are released or "
-    "`zufluss.kv.snapshot.lease.drop-wait-max` is over; `revoke` takes them away at once, and the "
-    "reader is told.",
+    "`zufluss.kv.snapshot.lease.drop-wait-max` is over; `revoke` deletes them at once, and the "
+    "reader gets an error.",
     allowed=("wait", "revoke"),
 )
 ZUFLUSS_KV_SNAPSHOT_LEASE_DROP_WAIT_MAX = duration_option(
     "zufluss.kv.snapshot.lease.drop-wait-max",
     DAY_MS,
-    "The longest time that leases hold what was dropped or has expired; then they are revoked.",
+    "The longest time that leases keep files of dropped tables, and expired partitions; then they "
+    "are revoked.",
     minimum=0,
 )
 COORDINATOR_PRODUCER_OFFSETS_TTL = duration_option(
     "coordinator.producer-offsets.ttl",
     DAY_MS,
-    "How long the offsets that a producer registered are kept, unless it says so itself.",
+    "How long the offsets that a producer registered are kept, unless it names a time itself.",
     minimum=1,
 )
 COORDINATOR_PRODUCER_OFFSETS_CLEANUP_INTERVAL = duration_option(
     "coordinator.producer-offsets.cleanup-interval",
     HOUR_MS,
-    "How often offsets of producers that have expired are deleted. Nobody gets them before that.",
+    "How often expired offsets of producers are deleted. They are not returned after their expiry "
+    "in any case.",
     minimum=1,
 )
 ZUFLUSS_PRODUCER_TTL_MAX = duration_option(
     "zufluss.producer.ttl-max",
     7 * DAY_MS,
-    "The longest time a producer may ask to own its columns for without a sign of life.",
+    "The longest time without a sign of life for which a producer may own its columns.",
     minimum=1,
 )
 ZUFLUSS_PRODUCER_COUNT_MAX = int_option(
@@ -250,9 +252,9 @@ ZUFLUSS_PRODUCER_COUNT_MAX = int_option(
 ZUFLUSS_PRODUCER_HOLD_MAX = duration_option(
     "zufluss.producer.hold-max",
     7 * DAY_MS,
-    "How long after its last sign of life a producer keeps the changelog from expiring that it "
-    "would need to undo. One that owns no columns, of a log table or of plain upserts, is "
-    "forgotten then.",
+    "How long after its last sign of life the changelog that a producer would need for an undo is "
+    "kept. A producer that owns no columns (of a log table, or of plain upserts) is forgotten "
+    "after this time.",
     minimum=0,
 )
 ZUFLUSS_REMOTE_REQUEST_TIMEOUT = duration_option(
@@ -264,13 +266,14 @@ ZUFLUSS_REMOTE_REQUEST_TIMEOUT = duration_option(
 ZUFLUSS_REMOTE_DOWN_AFTER = int_option(
     "zufluss.remote.down-after",
     3,
-    "After so many failures in a row a location gets no new files until it answers probes again.",
+    "After this many failures in a row a location gets no new files until it answers probes again.",
     minimum=1,
 )
 ZUFLUSS_REMOTE_PROBE_INTERVAL = duration_option(
     "zufluss.remote.probe-interval",
     5 * SECOND_MS,
-    "How often a location that failed is tried; the time doubles, up to a minute, while it fails.",
+    "How often a failed location is probed; the interval doubles, up to a minute, while probes "
+    "fail.",
     minimum=10,
 )
 ZUFLUSS_REMOTE_ADAPTIVE_WEIGHTS = bool_option(
@@ -295,25 +298,28 @@ ZUFLUSS_REMOTE_SWEEP_GRACE = duration_option(
 ZUFLUSS_REMOTE_TOKENS = enum_option(
     "zufluss.remote.tokens",
     "session",
-    "What clients get to read remote files with: `session`, short-lived credentials where the "
-    "store gives any; `none`, nothing, they bring their own.",
+    "What clients get for reading remote files: `session`, short-lived credentials if the store "
+    "issues them; `none`, no credentials, clients use their own.",
     allowed=("session", "none"),
 )
 
 # -- Catalog -----------------------------------------------------------------------------------
 
 DEFAULT_BUCKET_NUMBER = int_option(
-    "default.bucket.number", 1, "The number of buckets of a table that names none.", minimum=1
+    "default.bucket.number", 1, "The number of buckets of a table that sets none.", minimum=1
 )
 DEFAULT_REPLICATION_FACTOR = int_option(
-    "default.replication.factor", 1, "The replication factor of a table that names none.", minimum=1
+    "default.replication.factor",
+    1,
+    "The replication factor of a table that sets none.",
+    minimum=1,
 )
 ZUFLUSS_AGGREGATION_DEFAULT_FUNCTION = string_option(
     "zufluss.aggregation.default-function",
     None,
-    "What `table.merge-engine.aggregation.default-function` is set to in new tables of that engine "
-    "that do not set it. `last_value_ignore_nulls` does what Fluss does, for its clients that name "
-    "no functions.",
+    "The value of `table.merge-engine.aggregation.default-function` in new tables of that engine "
+    "that do not set it. `last_value_ignore_nulls` is the behaviour of Fluss, for clients that "
+    "name no functions.",
 )
 MAX_BUCKET_NUM = int_option(
     "max.bucket.num",
@@ -333,7 +339,7 @@ AUTO_PARTITION_CHECK_INTERVAL = duration_option(
 DATALAKE_FORMAT = enum_option(
     "datalake.format",
     None,
-    "The lake format that new tables get when they name none.",
+    "The lake format of new tables that name none.",
     allowed=tuple(LAKE_FORMATS),
 )
 
@@ -342,7 +348,7 @@ DATALAKE_FORMAT = enum_option(
 LOG_SEGMENT_FILE_SIZE = memory_option(
     "log.segment.file-size",
     GIB,
-    "A log segment is closed and a new one begun before it would pass this size.",
+    "A log segment is closed before it would exceed this size.",
     minimum=KIB,
     maximum=2 * GIB - 1,
 )
@@ -388,16 +394,17 @@ SERVER_WRITER_ID_EXPIRATION_TIME = duration_option(
 ZUFLUSS_LOG_FLUSH = enum_option(
     "zufluss.log.flush",
     "ack",
-    "When appended bytes reach stable storage. `ack`: before they are acknowledged, one sync for "
-    "all writers that wait. `interval`: every `zufluss.log.flush-interval`. `os`: when the "
-    "operating system sees fit; a power failure can lose acknowledged data of an unreplicated "
+    "When appended bytes reach stable storage. `ack`: before they are acknowledged, with one sync "
+    "for all waiting writers. `interval`: every `zufluss.log.flush-interval`. `os`: when the "
+    "operating system decides; a power failure can lose acknowledged data of an unreplicated "
     "table.",
     allowed=("ack", "interval", "os"),
 )
 ZUFLUSS_LOG_FLUSH_INTERVAL = duration_option(
     "zufluss.log.flush-interval",
     100,
-    "The time between syncs with `zufluss.log.flush = interval`: what a power failure can cost.",
+    "The time between syncs with `zufluss.log.flush = interval`; a power failure can lose the "
+    "writes of this time.",
     minimum=1,
 )
 
@@ -406,14 +413,13 @@ ZUFLUSS_LOG_FLUSH_INTERVAL = duration_option(
 KV_SCANNER_TTL = duration_option(
     "kv.scanner.ttl",
     10 * MINUTE_MS,
-    "How long a scan of a primary-key bucket, or its pinned state, is kept while nobody asks for "
-    "more of it.",
+    "How long a scan of a primary-key bucket, or its pinned state, is kept without a call.",
     minimum=1,
 )
 KV_SCANNER_EXPIRATION_INTERVAL = duration_option(
     "kv.scanner.expiration-interval",
     30 * SECOND_MS,
-    "How often scans that have expired are cleared away; no call finds them from their end on.",
+    "How often expired scans are removed; calls do not find them after their expiry in any case.",
     minimum=1,
 )
 KV_SCANNER_MAX_PER_BUCKET = int_option(
@@ -431,16 +437,16 @@ KV_SCANNER_MAX_PER_SERVER = int_option(
 KV_SCANNER_MAX_BATCH_SIZE = memory_option(
     "kv.scanner.max-batch-size",
     10 * MIB,
-    "The most bytes of rows in one answer of a scan, whatever the client asks for; a single larger "
-    "row comes alone.",
+    "The most bytes of rows in one answer of a scan, whatever the client asks for; a larger row is "
+    "sent alone.",
     minimum=1,
     maximum=512 * MIB,
 )
 ZUFLUSS_KV_SCANNER_AGE_MAX = duration_option(
     "zufluss.kv.scanner.age-max",
     60 * MINUTE_MS,
-    "How long a scan or pinned state is kept at most, however busily it is read: it holds back "
-    "space on the disk.",
+    "How long a scan or pinned state is kept at most, even while it is read, because it occupies "
+    "disk space.",
     minimum=1,
 )
 ZUFLUSS_KV_SCANNER_DISCONNECT_GRACE = duration_option(
@@ -453,8 +459,8 @@ ZUFLUSS_KV_SCANNER_DISCONNECT_GRACE = duration_option(
 ZUFLUSS_KV_SCANNER_TIME_LIMIT = duration_option(
     "zufluss.kv.scanner.time-limit",
     2 * SECOND_MS,
-    "How long one call of a scan may look for rows; then it answers how far it came, if need be "
-    "without a row.",
+    "How long one call of a scan may search for rows; then the answer contains the position "
+    "reached, and possibly no row.",
     minimum=1,
 )
 ZUFLUSS_KV_MEMORY = memory_option(
@@ -468,8 +474,8 @@ ZUFLUSS_KV_MEMORY = memory_option(
 ZUFLUSS_KV_FLUSH_LOG_SIZE = memory_option(
     "zufluss.kv.flush.log-size",
     64 * MIB,
-    "The state of a bucket is written to disk after this much changelog. Recovery after a crash "
-    "replays about that much per bucket at most.",
+    "The state of a bucket is flushed to disk after this much changelog. Recovery after a crash "
+    "replays at most about this much per bucket.",
     minimum=MIB,
 )
 ZUFLUSS_KV_VALUE_MAX_SIZE = memory_option(
@@ -506,13 +512,13 @@ NETTY_CONNECTION_MAX_IDLE_TIME = duration_option(
 ZUFLUSS_NET_MAX_CONNECTIONS = int_option(
     "zufluss.net.max-connections",
     10_000,
-    "The most connections open at once; further ones are closed as they come.",
+    "The most connections open at once; further ones are closed at once.",
     minimum=1,
 )
 ZUFLUSS_NET_MAX_INFLIGHT_REQUESTS = int_option(
     "zufluss.net.max-inflight-requests",
     128,
-    "The unanswered requests of one connection; beyond it the server stops reading from it.",
+    "The most unanswered requests of one connection; then the server stops reading from it.",
     minimum=1,
 )
 ZUFLUSS_NET_RECEIVE_MEMORY = memory_option(
@@ -531,7 +537,7 @@ ZUFLUSS_NET_FRAME_TIMEOUT = duration_option(
 ZUFLUSS_SHUTDOWN_TIMEOUT = duration_option(
     "zufluss.shutdown-timeout",
     30 * SECOND_MS,
-    "How long a stopping server waits for requests in work before it closes their connections.",
+    "How long a stopping server waits for running requests before it closes their connections.",
     minimum=0,
 )
 
@@ -555,15 +561,15 @@ ZUFLUSS_LOGGING_FORMAT = enum_option(
 ZUFLUSS_METRICS_PORT = int_option(
     "zufluss.metrics.port",
     None,
-    "Serve metrics for Prometheus on this port (`docs/metrics.md`); 0 takes a free one. Unset "
-    "serves none.",
+    "Serve metrics for Prometheus on this port (`docs/metrics.md`); 0 chooses a free port. Without "
+    "it no metrics are served.",
     minimum=0,
     maximum=65535,
 )
 ZUFLUSS_METRICS_HOST = string_option(
     "zufluss.metrics.host",
     "localhost",
-    "The address metrics are served on. Whoever reaches it may read them.",
+    "The address metrics are served on. Everybody who can reach it can read them.",
 )
 
 OPTIONS: Mapping[str, Option[Any]] = {

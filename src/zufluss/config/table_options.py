@@ -54,13 +54,14 @@ TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL = int_option(
 TABLE_LOG_TTL = duration_option(
     "table.log.ttl",
     7 * DAY_MS,
-    "How long log records are kept; a segment goes when its newest record is older. 0 keeps all.",
+    "How long log records are kept; a segment is removed when its newest record is older. 0 keeps "
+    "all.",
     alterable=True,
 )
 TABLE_LOG_LOCAL_TTL = duration_option(
     "table.log.local-ttl",
     None,
-    "How long a segment that is in remote storage too stays on the server; not longer than "
+    "How long a segment that is also in remote storage stays on the server; at most "
     "`table.log.ttl`.",
     alterable=True,
     default_text="`table.log.ttl`",
@@ -130,8 +131,7 @@ TABLE_AUTO_PARTITION_TIME_ZONE = string_option(
 TABLE_AUTO_PARTITION_NUM_PRECREATE = int_option(
     "table.auto-partition.num-precreate",
     2,
-    "The number of partitions that exist from the current one on. With several partition keys "
-    "it is 0.",
+    "The number of partitions that exist from the current one on; 0 with several partition keys.",
     alterable=True,
     maximum=INT32_MAX,
 )
@@ -178,8 +178,8 @@ TABLE_DATALAKE_HISTORICAL_PARTITION_ENABLED = bool_option(
 TABLE_MERGE_ENGINE = enum_option(
     "table.merge-engine",
     None,
-    "What happens to a second row of a primary key: the first stays, the higher version wins, or "
-    "the columns are aggregated. Without it the last row wins.",
+    "How rows of the same primary key are merged: the first row stays, the higher version wins, or "
+    "columns are aggregated. Without it the last row wins.",
     allowed=("first_row", "versioned", "aggregation"),
 )
 TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN = string_option(
@@ -204,7 +204,7 @@ TABLE_COLUMN_LOCK_ENABLED = bool_option(
 TABLE_DELETE_BEHAVIOR = enum_option(
     "table.delete.behavior",
     "ALLOW",
-    "What a delete does on a primary-key table: it deletes, is ignored, or is refused.",
+    "The effect of a delete on a primary-key table: it deletes, is ignored, or is refused.",
     allowed=("ALLOW", "IGNORE", "DISABLE"),
     default_text="ALLOW; IGNORE with a merge engine",
 )
@@ -232,8 +232,8 @@ TABLE_STATISTICS_COLUMNS = string_option(
 TABLE_ZUFLUSS_REMOTE_PLACEMENT = string_option(
     "table.zufluss.remote.placement",
     "cluster",
-    "Where the table's remote files go: `cluster` spreads them over all locations, `partition` "
-    "keeps those of a partition (or table) in one, `pinned:1,3` in the locations of these ids.",
+    "The locations of the table's remote files: `cluster` spreads them over all, `partition` keeps "
+    "the files of a partition (or table) in one, `pinned:1,3` uses the locations with these ids.",
     alterable=True,
 )
 

@@ -103,19 +103,18 @@ service_metric = declares(MetricSource.TIERING)
 
 SERVER_INFO = server_metric(
     "zufluss_server_info",
-    "Always 1; the labels say which version runs, and as what.",
+    "Always 1; the labels are the version and the role of the process.",
     ("version", "role"),
 )
-CONNECTIONS = server_metric("zufluss_connections", "Connections that are open.")
+CONNECTIONS = server_metric("zufluss_connections", "Open connections.")
 REQUESTS_IN_FLIGHT = server_metric(
     "zufluss_requests_in_flight",
-    "Requests that came and are not answered yet, long polls included.",
+    "Unanswered requests, long polls included.",
 )
 REQUESTS = server_metric("zufluss_requests_total", "Requests by API.", ("api",))
 REQUEST_ERRORS = server_metric(
     "zufluss_request_errors_total",
-    "Requests answered with an error as a whole, by error; errors of single buckets inside an "
-    "answer are not among them.",
+    "Requests answered with an error, by error; errors of single buckets do not count.",
     ("error",),
 )
 RECEIVED_BYTES = server_metric("zufluss_received_bytes_total", "Bytes received.")
@@ -134,24 +133,22 @@ REMOTE_PLACED_BYTES = server_metric(
 )
 REMOTE_ERRORS = server_metric(
     "zufluss_remote_errors_total",
-    "Requests of this server that a remote location failed; forbidden and missing objects are not "
-    "among them.",
+    "Failed requests to a remote location; forbidden and missing objects do not count.",
     OF_LOCATION,
 )
 REMOTE_LATENCY_SECONDS = server_metric(
     "zufluss_remote_latency_seconds",
-    "Moving average of how long this server took to put a file into a remote location.",
+    "Moving average of the time that this server needed to put a file into a remote location.",
     OF_LOCATION,
 )
 REMOTE_HEALTH = server_metric(
     "zufluss_remote_health",
-    "What this server sees of a remote location: 0 it works, 1 a request failed, 2 it is down.",
+    "The health of a remote location as this server sees it: 0 works, 1 suspect, 2 down.",
     OF_LOCATION,
 )
 REMOTE_EFFECTIVE_WEIGHT = server_metric(
     "zufluss_remote_effective_weight",
-    "The weight of a remote location for new files at present, health and "
-    "`zufluss.remote.adaptive-weights` considered.",
+    "The current weight of a remote location, after health and adaptive weights.",
     OF_LOCATION,
 )
 BUCKETS = tablet_metric("zufluss_buckets", "Buckets that this server serves.")
@@ -172,16 +169,15 @@ BUCKETS_RECOVERED = tablet_metric(
 )
 LOG_SIZE_BYTES = tablet_metric("zufluss_log_size_bytes", "Size of all logs on this server.")
 REMOTE_LOG_SIZE_BYTES = tablet_metric(
-    "zufluss_remote_log_size_bytes", "Size of what remote storage has of the logs on this server."
+    "zufluss_remote_log_size_bytes", "Size of the remote parts of the logs on this server."
 )
 REMOTE_LOG_WAITING_SEGMENTS = tablet_metric(
     "zufluss_remote_log_waiting_segments",
-    "Closed log segments that are not in remote storage yet; it grows while no location works.",
+    "Closed log segments that are not in remote storage yet; grows while no location works.",
 )
 REMOTE_LOG_FAILURES = tablet_metric(
     "zufluss_remote_log_failures_total",
-    "Rounds of copying, expiring and moving log segments of a bucket that failed; they are done "
-    "again.",
+    "Failed rounds of copying, expiring and moving log segments of a bucket; they are repeated.",
 )
 KV_PINS = tablet_metric(
     "zufluss_kv_pins",
@@ -190,7 +186,7 @@ KV_PINS = tablet_metric(
 )
 KV_PIN_OLDEST_AGE_SECONDS = tablet_metric(
     "zufluss_kv_pin_oldest_age_seconds",
-    "Age of the oldest of them, 0 without any; each holds back space on the disk.",
+    "Age of the oldest scan or pinned state, 0 without any; each occupies disk space.",
 )
 KV_SCAN_ROWS = tablet_metric(
     "zufluss_kv_scan_rows_total", "Rows that scans of primary-key buckets answered."
@@ -200,17 +196,15 @@ KV_SCAN_BYTES = tablet_metric(
 )
 PRODUCER_PUTS_FENCED = tablet_metric(
     "zufluss_producer_puts_fenced_total",
-    "Puts that were refused because of exactly-once writers: of an earlier epoch of one, or to "
-    "columns that one owns.",
+    "Puts refused as those of an earlier epoch, or to columns that another producer owns.",
 )
 UNDO_KEYS = tablet_metric(
     "zufluss_undo_keys_total",
-    "Keys whose rows were changed to undo what exactly-once writers had written before they were "
-    "started again.",
+    "Keys that were changed to undo the writes of restarted exactly-once writers.",
 )
 UNTIERED_ROWS = tablet_metric(
     "zufluss_untiered_rows",
-    "Log records of a lake table that the lake does not have yet, and retention keeps for it.",
+    "Log records of a lake table that are not in the lake yet; retention keeps them.",
     OF_TABLE,
 )
 
@@ -226,12 +220,12 @@ REMOTE_LIVE_BYTES = coordinator_metric(
 )
 REMOTE_STATE = coordinator_metric(
     "zufluss_remote_state",
-    "What the operator wants of a remote location: 0 active, 1 draining, 2 retired.",
+    "The state of a remote location that the operator set: 0 active, 1 draining, 2 retired.",
     OF_LOCATION,
 )
 REMOTE_WEIGHT = coordinator_metric(
     "zufluss_remote_weight",
-    "The weight of a remote location for new files, as it was set.",
+    "The weight of a remote location for new files, as configured.",
     OF_LOCATION,
 )
 REMOTE_REGISTRY_VERSION = coordinator_metric(
@@ -260,20 +254,22 @@ TIERING_LAST_DURATION_SECONDS = coordinator_metric(
 )
 TIERING_PENDING_SECONDS = coordinator_metric(
     "zufluss_tiering_pending_seconds",
-    "How long the table has been waiting for a tiering service; 0 when it is not.",
+    "How long the table has been waiting for a tiering service; 0 if it is not waiting.",
     OF_TABLE,
 )
 TIERING_FAILURES = coordinator_metric(
-    "zufluss_tiering_failures_total", "Rounds of the table that failed or fell silent.", OF_TABLE
+    "zufluss_tiering_failures_total",
+    "Rounds of the table that failed or fell silent.",
+    OF_TABLE,
 )
 TIERING_FILE_SIZE_BYTES = coordinator_metric(
     "zufluss_tiering_file_size_bytes",
-    "Size of the lake table, as the last service said that knew it.",
+    "Size of the lake table, as last reported by a tiering service.",
     OF_TABLE,
 )
 TIERING_RECORDS = coordinator_metric(
     "zufluss_tiering_records",
-    "Rows of the lake table, as the last service said that knew them.",
+    "Rows of the lake table, as last reported by a tiering service.",
     OF_TABLE,
 )
 
@@ -285,7 +281,7 @@ PRODUCERS = coordinator_metric(
 )
 PRODUCERS_LOST = coordinator_metric(
     "zufluss_producers_lost",
-    "Producers that were silent for too long and whose columns another one took; drop them.",
+    "Producers whose columns another producer took over after a silence; drop them.",
 )
 
 # -- Remote files that are not needed any more -------------------------------------------------
@@ -303,17 +299,16 @@ KV_SNAPSHOT_LEASED_BYTES = coordinator_metric(
 )
 KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS = coordinator_metric(
     "zufluss_kv_snapshot_lease_oldest_age_seconds",
-    "How long ago the oldest lease was made; 0 without one. A lease that grows old keeps files "
-    "that nobody else needs: see `zufluss lease list`.",
+    "Age of the oldest lease, 0 without one; an old lease keeps files that nobody else needs.",
 )
 KV_SNAPSHOT_LEASES_DAMAGED = coordinator_metric(
     "zufluss_kv_snapshot_leases_damaged",
-    "Leases whose record cannot be read: they hold everything of their tables until they are "
+    "Leases whose record cannot be read: they hold all snapshots of their tables until they are "
     "dropped.",
 )
 KV_SNAPSHOT_DELETIONS = coordinator_metric(
     "zufluss_kv_snapshot_deletions_pending",
-    "Buckets with key-value snapshots that are dropped and whose files are to be deleted.",
+    "Buckets with dropped key-value snapshots whose files are still to be deleted.",
 )
 CLEANER_PENDING = coordinator_metric(
     "zufluss_remote_cleaner_pending",
@@ -326,8 +321,7 @@ CLEANER_FILES = coordinator_metric(
 )
 CLEANER_FAILURES = coordinator_metric(
     "zufluss_remote_cleaner_failures_total",
-    "Tries to delete the remote files of a dropped table or partition that failed; the log says "
-    "why, and it is tried again.",
+    "Failed attempts to delete remote files of dropped tables; they are repeated.",
 )
 SWEEPS = coordinator_metric(
     "zufluss_remote_sweeps_total", "Searches of all locations for files that nothing refers to."
@@ -342,7 +336,7 @@ SWEEP_BYTES = coordinator_metric(
 )
 SWEEP_FAILURES = coordinator_metric(
     "zufluss_remote_sweep_failures_total",
-    "Locations and buckets that a sweep left out because it could not read something there.",
+    "Locations and buckets that a sweep left out because it could not read them.",
 )
 SWEEP_LAST = coordinator_metric(
     "zufluss_remote_sweep_last_timestamp_seconds",
@@ -353,8 +347,7 @@ SWEEP_LAST = coordinator_metric(
 
 SERVICE_ROUNDS = service_metric(
     "zufluss_tiering_service_rounds_total",
-    "Rounds that ended, by how: `committed`, `empty` (nothing new), `fenced`, `failed`, "
-    "`cancelled`.",
+    "Ended rounds by outcome: `committed`, `empty` (nothing new), `fenced`, `failed`, `cancelled`.",
     ("outcome",),
 )
 SERVICE_ROWS = service_metric(
@@ -364,7 +357,7 @@ SERVICE_ROWS = service_metric(
 )
 SERVICE_BYTES = service_metric(
     "zufluss_tiering_service_bytes_total",
-    "Bytes of the records that committed rounds moved to the lake, as Arrow has them in memory.",
+    "Bytes of the records that committed rounds moved to the lake, as Arrow in memory.",
     OF_TABLE,
 )
 SERVICE_LAG_ROWS = service_metric(
@@ -376,7 +369,7 @@ SERVICE_ROUND_SECONDS = Metric(
     "zufluss_tiering_service_round_seconds",
     MetricKind.HISTOGRAM,
     MetricSource.TIERING,
-    "How long rounds took, whatever their outcome.",
+    "Duration of rounds, whatever their outcome.",
 )
 SERVICE_LAST_COMMIT = service_metric(
     "zufluss_tiering_service_last_commit_timestamp_seconds",

@@ -46,8 +46,8 @@ DEFAULT_DATABASE: Final = "fluss"
 BOOTSTRAP = string_option(
     "bootstrap.servers",
     None,
-    "Where the cluster is, `host:port[,host:port…]`. Needed, unless `zufluss.spark.register` was "
-    "given one.",
+    "The address of the cluster, `host:port[,host:port…]`. Required unless it was given to "
+    "`zufluss.spark.register`.",
     default_text="that of `register`",
 )
 TABLE = string_option(
@@ -76,29 +76,29 @@ PARTITIONS: Option[tuple[str, ...] | None] = list_option(
 LIMIT = int_option(
     "limit",
     None,
-    "At most so many rows, any of them; one task reads them.",
+    "At most this many rows, in no particular order; one task reads them.",
     minimum=0,
     default_text="none",
 )
 READ_OPTIMIZED = bool_option(
     "read.optimized",
     False,
-    "Read what the lake has and nothing of the log, as `$lake` does. Faster, and as old as the "
-    "last tiering round.",
+    "Read only the lake and not the log, as `$lake` does. Faster, and as old as the last tiering "
+    "round.",
 )
 READ_FRESH = bool_option(
     "read.fresh",
     False,
     "Spark plans a DataFrame or view of a source once, and each query of it has the rows of that "
-    "moment. With this option every task reads its buckets as they are when it begins, so that "
-    "each query has the rows of now; one task per bucket, and no two at quite the same moment. "
-    "`register_views` sets it.",
+    "moment. With this option every task reads its buckets as they are when it begins, so each "
+    "query has the current rows; there is one task per bucket, and buckets are read at slightly "
+    "different moments. `register_views` sets it.",
 )
 MAX_RECORDS_PER_PARTITION = int_option(
     "scan.maxRecordsPerPartition",
     None,
-    "A log is read by one task for every so many records of a bucket. Tasks run side by side: in "
-    "the log of a primary-key table the changes of a key may come out of their order then.",
+    "One task per this many records of a bucket's log. Tasks run in parallel, so the changes of a "
+    "key in the log of a primary-key table may come out of order.",
     minimum=1,
     default_text="one task per bucket",
 )
@@ -112,8 +112,8 @@ INCREMENTAL_START = string_option(
 INCREMENTAL_END = string_option(
     "scan.incremental.end.timestamp",
     None,
-    "Only rows written before this time, as `scan.incremental.start.timestamp`. It has to lie in "
-    "the past of the servers, better by some seconds.",
+    "Only rows written before this time, as `scan.incremental.start.timestamp`. It must be in the "
+    "past of the servers, preferably by some seconds.",
     default_text="up to now",
 )
 
@@ -122,9 +122,9 @@ INCREMENTAL_END = string_option(
 STARTUP_MODE = enum_option(
     "scan.startup.mode",
     "full",
-    "Where a new query begins: with all rows that the table has, then what is written (`full`); "
-    "at the beginning of the log; with what is written from now on; at a time. A query that has a "
-    "checkpoint goes on from there.",
+    "Where a new query begins: `full` with all rows of the table, followed by later writes; "
+    "`earliest` at the beginning of the log; `latest` with later writes only; `timestamp` at a "
+    "time. A query with a checkpoint continues from there.",
     allowed=("full", "earliest", "latest", "timestamp"),
 )
 STARTUP_TIMESTAMP = string_option(
@@ -137,14 +137,14 @@ STARTUP_TIMESTAMP = string_option(
 MAX_ROWS_PER_TRIGGER = int_option(
     "maxRowsPerTrigger",
     None,
-    "At most about so many records in one micro-batch. From Spark 4.2 on.",
+    "At most about this many records in one micro-batch. From Spark 4.2 on.",
     minimum=1,
     default_text="no limit",
 )
 MAX_BYTES_PER_TRIGGER = memory_option(
     "maxBytesPerTrigger",
     None,
-    "At most about so many bytes of the log in one micro-batch. From Spark 4.2 on.",
+    "At most about this many bytes of the log in one micro-batch. From Spark 4.2 on.",
     minimum=1,
     default_text="no limit",
 )
@@ -155,29 +155,29 @@ TXN_ID = string_option(
     "txn.id",
     None,
     "The name under which a batch job that may be run again, or a streaming query whose checkpoint "
-    "Python cannot read, writes exactly once. No two jobs and no two queries may have the same.",
+    "Python cannot read, writes exactly once. It must be unique among jobs and queries.",
     default_text="that of the query's checkpoint",
 )
 WRITE_COLUMNS: Option[tuple[str, ...] | None] = list_option(
     "write.columns",
     None,
-    "Of a primary-key table: write these columns and leave the others as they are. The key is "
-    "among them.",
+    "For a primary-key table: write these columns and leave the others as they are. They must "
+    "contain the key.",
     default_text="all",
 )
 CHANGE_TYPE_COLUMN = string_option(
     "write.change-type-column",
     None,
-    "A column of the rows, not of the table, that says what to do with each: `insert` and "
-    "`update_after` upsert, `delete` deletes, `update_before` is left out.",
+    "A column of the rows, not of the table, with the change type of each row: `insert` and "
+    "`update_after` upsert, `delete` deletes, `update_before` is skipped.",
     default_text="none: every row is an upsert",
 )
 WRITE_ORDER = enum_option(
     "write.order",
     "arrival",
-    "How the rows of a log table stay exactly once when a task runs again: it has the same rows in "
-    "the same order (`arrival`, true unless they come out of an unordered shuffle), or only the "
-    "same rows, which are then sorted by their content (`canonical`).",
+    "How the rows of a log table stay exactly once when a task runs again: the task has the same "
+    "rows in the same order (`arrival`, true unless they come from an unordered shuffle), or only "
+    "the same rows, which are then sorted by their content (`canonical`).",
     allowed=("arrival", "canonical"),
 )
 
