@@ -11,8 +11,8 @@ import struct
 from typing import Any
 
 from tests.end_to_end.kv import Codec, kv_batch, record, seal_kv
+from tests.record.rows.plain_rows import varint
 from zufluss.model.schema import Schema
-from zufluss.record.rows.binary import varint
 
 CORRUPT, NO_SCHEMA = 14, 9
 

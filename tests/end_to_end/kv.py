@@ -28,13 +28,12 @@ from crc32c import crc32c
 
 from tests.end_to_end.helpers import create, everything, in_time, poll_records, select
 from tests.end_to_end.raw import RawClient, table_path
-from tests.record.rows.plain_rows import compacted_field, decode_compacted, encode_compacted
+from tests.record.rows.plain_rows import compacted_field, decode_compacted, encode_compacted, varint
+from tests.record.rows.plain_values import rows_of_batch
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor
 from zufluss.record.arrow.message import decode as decode_arrow
 from zufluss.record.header import iter_headers
-from zufluss.record.rows.binary import varint
-from zufluss.record.rows.values import rows_of_batch
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 

@@ -22,9 +22,9 @@ from tests.end_to_end.raw import RawClient, fetch_request
 from tests.end_to_end.test_java_fixtures import create_table, plain
 from tests.paths import FIXTURES
 from tests.record.rows.plain_rows import decode_compacted, decode_indexed
+from tests.record.rows.plain_values import batch_of_rows
 from zufluss.model.schema import Schema
 from zufluss.record.header import iter_headers
-from zufluss.record.rows.values import batch_of_rows
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from tests.record.record_samples import any_types, nullable
+from tests.record.rows.plain_values import batch_of_rows
 from zufluss.model.schema import Column, Schema
 from zufluss.record.header import build_batch
-from zufluss.record.rows.values import batch_of_rows
 
 CODECS = (None, "lz4", "zstd")
 

@@ -11,6 +11,7 @@ from decimal import Decimal
 import numpy as np
 
 from tests.record.guard_pages import Guarded
+from tests.record.rows.plain_values import batch_of_rows
 from zufluss.errors import CorruptRecordError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
@@ -18,7 +19,6 @@ from zufluss.record.batch.kv import build_kv_batch, build_value_batch
 from zufluss.record.batch.row_body import check_body
 from zufluss.record.kernels.kv_batch import read_records, read_values
 from zufluss.record.rows.codec import RowCodec
-from zufluss.record.rows.values import batch_of_rows
 from zufluss.record.slices import Slices
 
 TYPES = [

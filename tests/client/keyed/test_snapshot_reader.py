@@ -17,6 +17,7 @@ from crc32c import crc32c
 from tests.client.fake import FakeCluster
 from tests.kv.kv_samples import open_store, put, small_memory
 from tests.record.record_samples import FIXTURES, json_row, types_of
+from tests.record.rows.plain_values import rows_of_batch
 from zufluss.client.connection import AsyncConnection
 from zufluss.client.keyed import snapshot_reader
 from zufluss.errors import (
@@ -31,7 +32,6 @@ from zufluss.model.schema import Column, Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo
 from zufluss.record.keys.encoding import KeyEncoder
 from zufluss.record.rows.codec import RowCodec
-from zufluss.record.rows.values import rows_of_batch
 from zufluss.remote.errors import ObjectCorruptError, ObjectMissingError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey

@@ -19,6 +19,7 @@ from tests.record.arrow_samples import (
     tables,
 )
 from tests.record.record_samples import FIXTURES, fixture, json_row, same, table_schema, types_of
+from tests.record.rows.plain_values import rows_of_batch
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
 from zufluss.record.arrow.layout import Layout
@@ -26,7 +27,6 @@ from zufluss.record.arrow.message import ArrowMessage, decode, parse_message
 from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import build_batch, iter_headers, read_header
 from zufluss.record.kernels.message_read import read_message
-from zufluss.record.rows.values import rows_of_batch
 
 CHANGES = {"+A": 0, "+I": 1, "-U": 2, "+U": 3, "-D": 4}
 ARROW_FETCHED = sorted(

@@ -23,13 +23,13 @@ from tests.record.arrow_samples import (
     tables,
 )
 from tests.record.record_samples import fixture, same, table_schema
+from tests.record.rows.plain_values import rows_of_batch
 from zufluss.errors import CorruptRecordError, SchemaNotExistError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Schema
 from zufluss.record.arrow.message import decode, parse_message
 from zufluss.record.arrow.project import MAX_PLANS, Projector
 from zufluss.record.header import build_batch, iter_headers, read_header
-from zufluss.record.rows.values import rows_of_batch
 
 PROJECTED = ["kv_all", "log_lz4", "log_nested", "log_none", "log_stats", "log_zstd"]
 

@@ -22,6 +22,7 @@ from tests.record.record_samples import (
     table_schema,
     values_for,
 )
+from tests.record.rows.plain_values import batch_of_rows
 from zufluss.errors import ConfigError, CorruptRecordError
 from zufluss.model.ddl import parse_type
 from zufluss.model.predicate import Compound, CompoundFunction, Leaf, LeafFunction
@@ -30,7 +31,6 @@ from zufluss.model.types import Root
 from zufluss.record.batch import stats
 from zufluss.record.batch.stats import ColumnStatistics, Statistics, may_match
 from zufluss.record.header import read_header
-from zufluss.record.rows.values import batch_of_rows
 
 TYPES = [ty for ty in SCALARS if stats.supports(ty)]
 F = LeafFunction

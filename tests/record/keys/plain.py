@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from tests.record.rows.plain_rows import compacted_field
+from tests.record.rows.plain_values import values_of
 from zufluss.lake_formats import KeyEncoding
 from zufluss.model.arrow_types import from_arrow
 from zufluss.model.types import DataType, DecimalType, Root
@@ -14,7 +15,6 @@ from zufluss.record.keys import hudi
 from zufluss.record.rows import binary as b
 from zufluss.record.rows.binary import Value
 from zufluss.record.rows.slots import to_blob, write_aligned
-from zufluss.record.rows.values import values_of
 
 
 def encode_key(

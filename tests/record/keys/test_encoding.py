@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.record.keys.plain import encode_key
 from tests.record.keys.plain_hash import bucket_id
 from tests.record.record_samples import FIXTURES, SCALARS, values_for
+from tests.record.rows.plain_values import batch_of_rows
 from zufluss.errors import InvalidTableError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
@@ -23,7 +24,6 @@ from zufluss.model.table import TableDescriptor, TableInfo, TablePath
 from zufluss.model.types import DataType, Root
 from zufluss.record.keys.encoding import KeyEncodingError, bucket_assign, encode_keys
 from zufluss.record.keys.hudi import java_text, string_hash
-from zufluss.record.rows.values import batch_of_rows
 
 VECTORS = json.loads((FIXTURES / "bucket-ids.json").read_text())
 ENCODINGS = {"fluss": "compacted"}

@@ -15,19 +15,54 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tests.record.rows.plain_nested import read_nested, write_nested
+from tests.record.rows.plain_values import batch_of_rows, rows_of_batch
 from zufluss.errors import CorruptRecordError
 from zufluss.model.schema import Schema
 from zufluss.model.types import NESTED, DataType, DecimalType, LengthType, Root
 from zufluss.record.rows import binary as b
 from zufluss.record.rows.binary import Reader, Value
 from zufluss.record.rows.slots import from_blob, to_blob
-from zufluss.record.rows.values import batch_of_rows, rows_of_batch
+from zufluss.varint import CUT, TOO_LONG, decode_varint, encode_varint
 
 CHANGE_TYPE_MAX = 4
 """The largest change type, -D."""
 
 _TIMESTAMPS = (Root.TIMESTAMP, Root.TIMESTAMP_LTZ)
 _VARINTS = (Root.INTEGER, Root.DATE, Root.TIME, Root.BIGINT)
+
+
+class RowReader(Reader):
+    """A cursor that also reads the fields of rows."""
+
+    __slots__ = ()
+
+    def blob(self, size: int) -> bytes:
+        """Read `size` bytes as a copy."""
+        start = self.take(size)
+        return self.view[start : start + size].tobytes()
+
+    def varint(self, bits: int) -> int:
+        """Read a varint of at most 32 or 64 bits (5 or 10 bytes)."""
+        bytes_max = -(-bits // 7)
+        value, after = decode_varint(self.view, self.pos, self.end, bytes_max)
+        if after == TOO_LONG:
+            raise CorruptRecordError(f"a number of {bits} bits has more than {bytes_max} bytes")
+        if after == CUT:
+            raise CorruptRecordError("the data ends within a number")
+        self.pos = after
+        if value >> bits:
+            raise CorruptRecordError(f"number {value} does not fit {bits} bits")
+        return value
+
+    def signed_varint(self, bits: int) -> int:
+        """Read a varint whose bit pattern is a signed number."""
+        value = self.varint(bits)
+        return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def varint(value: int, bits: int = 64) -> bytes:
+    """Return the varint of the lowest `bits` bits of a number."""
+    return encode_varint(value & ((1 << bits) - 1))
 
 
 def check_body(buf: Any, start: int, end: int, count: int, schema: Schema, log_format: str) -> None:
@@ -68,7 +103,7 @@ def decode_compacted(
     view: memoryview, pos: int, end: int, types: Sequence[DataType]
 ) -> list[Value]:
     """Return the fields of the compacted row `view[pos:end]`."""
-    reader = Reader(view, pos, end)
+    reader = RowReader(view, pos, end)
     nulls = reader.take(-(-len(types) // 8))
     values: list[Value] = []
     for i, data_type in enumerate(types):
@@ -96,26 +131,26 @@ def compacted_field(value: Value, data_type: DataType) -> bytes:
     """Return one field of a compacted row; a compacted key is such fields without null bits."""
     root = data_type.root
     if root in _VARINTS:
-        return b.varint(value, 64 if root is Root.BIGINT else 32)
+        return varint(value, 64 if root is Root.BIGINT else 32)
     fixed = b.FIXED.get(root)
     if fixed is not None:
         return fixed.pack(value)
     if root in _TIMESTAMPS:
         milliseconds, nano = b.timestamp_parts(value)
-        tail = b"" if b.is_compact(data_type) else b.varint(nano, 32)
-        return b.varint(milliseconds) + tail
+        tail = b"" if b.is_compact(data_type) else varint(nano, 32)
+        return varint(milliseconds) + tail
     if isinstance(data_type, DecimalType) and b.is_compact(data_type):
-        return b.varint(b.unscaled(value, data_type))
+        return varint(b.unscaled(value, data_type))
     data = _variable_bytes(value, data_type, encode_compacted)
-    return b.varint(len(data), 32) + data
+    return varint(len(data), 32) + data
 
 
 def decode_indexed(view: memoryview, pos: int, end: int, types: Sequence[DataType]) -> list[Value]:
     """Return the fields of the indexed row `view[pos:end]`."""
-    reader = Reader(view, pos, end)
+    reader = RowReader(view, pos, end)
     nulls = reader.take(-(-len(types) // 8))
     variable = sum(map(_is_variable, types))
-    lengths = Reader(view, reader.take(4 * variable), reader.pos)
+    lengths = RowReader(view, reader.take(4 * variable), reader.pos)
     values: list[Value] = []
     for i, data_type in enumerate(types):
         if view[nulls + i // 8] >> i % 8 & 1:
@@ -161,12 +196,12 @@ def _records(
     decode, _ = _codec(log_format)
     types = [column.data_type for column in schema.columns]
     view = memoryview(buf)
-    reader = Reader(view, start, end)
+    reader = RowReader(view, start, end)
     for i in range(count):
         try:
             size = reader.number(b.I32)
             at = reader.take(size)
-            record = Reader(view, at, at + size)
+            record = RowReader(view, at, at + size)
             change = record.number(b.BOOL)
             if change > CHANGE_TYPE_MAX:
                 raise CorruptRecordError(f"change type {change} is unknown, 0 to 4 are allowed")
@@ -184,7 +219,7 @@ def _refuse_nulls(row: list[Value], schema: Schema) -> None:
             raise CorruptRecordError(f"column {column.name!r} is NOT NULL and has a NULL")
 
 
-def _read_compacted(reader: Reader, data_type: DataType) -> Value:
+def _read_compacted(reader: RowReader, data_type: DataType) -> Value:
     root = data_type.root
     if root in _VARINTS:
         bits = 64 if root is Root.BIGINT else 32
@@ -200,7 +235,7 @@ def _read_compacted(reader: Reader, data_type: DataType) -> Value:
     return _read_variable(reader, reader.varint(32), data_type, decode_compacted)
 
 
-def _read_indexed(reader: Reader, lengths: Reader, data_type: DataType) -> Value:
+def _read_indexed(reader: RowReader, lengths: RowReader, data_type: DataType) -> Value:
     fixed = b.FIXED.get(data_type.root)
     if fixed is not None:
         return b.from_number(reader.number(fixed), data_type)
@@ -216,7 +251,7 @@ def _read_indexed(reader: Reader, lengths: Reader, data_type: DataType) -> Value
 
 
 def _read_variable(
-    reader: Reader,
+    reader: RowReader,
     size: int,
     data_type: DataType,
     read_row: Callable[[memoryview, int, int, Sequence[DataType]], list[Value]],

@@ -27,6 +27,7 @@ from tests.record.record_samples import (
     values_for,
 )
 from tests.record.rows import plain_rows as rows
+from tests.record.rows.plain_values import batch_of_rows, rows_of_batch
 from zufluss.errors import CorruptRecordError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
@@ -37,7 +38,6 @@ from zufluss.record.kernels import row_write
 from zufluss.record.keys.encoding import encode_keys
 from zufluss.record.rows.codec import RowCodec, RowFormat
 from zufluss.record.rows.plan import Plan
-from zufluss.record.rows.values import batch_of_rows, rows_of_batch
 from zufluss.record.slices import ABSENT, Slices
 
 FORMATS: list[RowFormat] = ["COMPACTED", "INDEXED"]

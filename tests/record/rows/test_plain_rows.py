@@ -23,11 +23,11 @@ from tests.record.record_samples import (
 )
 from tests.record.rows import plain_nested as slots
 from tests.record.rows import plain_rows as rows
+from tests.record.rows.plain_values import batch_of_rows, rows_of_batch, values_of
 from zufluss.errors import CorruptRecordError
 from zufluss.model.ddl import parse_type
 from zufluss.model.schema import Column, Schema
 from zufluss.record.header import iter_headers
-from zufluss.record.rows.values import batch_of_rows, rows_of_batch, values_of
 
 CHANGES = ["+A", "+I", "-U", "+U", "-D"]
 PUTS = sorted(p.stem for p in (FIXTURES / "put-kv").glob("*.json"))

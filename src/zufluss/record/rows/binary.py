@@ -30,7 +30,6 @@ from typing import Any, TypeAlias
 
 from zufluss.errors import CorruptRecordError
 from zufluss.model.types import DataType, DecimalType, Root, TemporalType
-from zufluss.varint import CUT, TOO_LONG, decode_varint, encode_varint
 
 Value: TypeAlias = Any
 """A value in its Python form."""
@@ -94,38 +93,10 @@ class Reader:
         """Read a number."""
         return layout.unpack_from(self.view, self.take(layout.size))[0]
 
-    def blob(self, size: int) -> bytes:
-        """Read `size` bytes as a copy."""
-        start = self.take(size)
-        return self.view[start : start + size].tobytes()
-
-    def varint(self, bits: int) -> int:
-        """Read a varint of at most 32 or 64 bits (5 or 10 bytes)."""
-        bytes_max = -(-bits // 7)
-        value, after = decode_varint(self.view, self.pos, self.end, bytes_max)
-        if after == TOO_LONG:
-            raise CorruptRecordError(f"a number of {bits} bits has more than {bytes_max} bytes")
-        if after == CUT:
-            raise CorruptRecordError("the data ends within a number")
-        self.pos = after
-        if value >> bits:
-            raise CorruptRecordError(f"number {value} does not fit {bits} bits")
-        return value
-
-    def signed_varint(self, bits: int) -> int:
-        """Read a varint whose bit pattern is a signed number."""
-        value = self.varint(bits)
-        return value - (1 << bits) if value >> (bits - 1) else value
-
     def finish(self, what: str) -> None:
         """Raise `CorruptRecordError` if bytes are left over."""
         if self.pos != self.end:
             raise CorruptRecordError(f"{self.end - self.pos} bytes are left over after {what}")
-
-
-def varint(value: int, bits: int = 64) -> bytes:
-    """Return the varint of the lowest `bits` bits of a number."""
-    return encode_varint(value & ((1 << bits) - 1))
 
 
 def text(data: bytes) -> str:

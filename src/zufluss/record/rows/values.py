@@ -1,110 +1,32 @@
-"""Converts row values (the Python forms of `binary.py`) to Arrow columns and back.
+"""Converts Arrow columns to row values, the Python forms of `binary.py`.
 
-The plain row codecs work on one value at a time, everything else in zufluss on Arrow batches. Row
-values have the units of the wire: a TIME is in milliseconds, a TIMESTAMP in nanoseconds. Arrow
-columns have the unit of the type's precision, so a value is rounded down to it, as other clients do
-when they write Arrow.
+Row values have the units of the wire: a TIME is in milliseconds, a TIMESTAMP in nanoseconds. Arrow
+columns have the unit of the type's precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
-from zufluss.errors import CorruptRecordError
-from zufluss.model.schema import Schema
-from zufluss.model.types import (
-    ArrayType,
-    DataType,
-    LengthType,
-    MapType,
-    Root,
-    RowType,
-    TemporalType,
-)
-from zufluss.record.rows.binary import Value
+from zufluss.model.types import DataType, Root, TemporalType
+from zufluss.record.rows.binary import MILLI_NS, Value
 
-_UNIT_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
-_MILLI_NS = 1_000_000
-
-
-def batch_of_rows(rows: Sequence[Sequence[Value]], schema: Schema) -> pa.RecordBatch:
-    """Return an Arrow batch of row values; raises `CorruptRecordError` if Arrow cannot hold one."""
-    arrays = []
-    for i, column in enumerate(schema.columns):
-        values = [_arrow_form(row[i], column.data_type) for row in rows]
-        try:
-            arrays.append(pa.array(values, column.data_type.to_arrow()))
-        except (pa.ArrowException, OverflowError) as e:
-            raise CorruptRecordError(
-                f"column {column.name!r} ({column.data_type}) has a value beyond Arrow: {e}"
-            ) from None
-    return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
-
-
-def rows_of_batch(batch: pa.RecordBatch, schema: Schema) -> list[tuple[Value, ...]]:
-    """Return the row values of an Arrow batch that has the schema's Arrow types."""
-    columns = [
-        values_of(batch.column(i), column.data_type) for i, column in enumerate(schema.columns)
-    ]
-    return list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
+UNIT_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+"""Nanoseconds of each unit of an Arrow type."""
 
 
 def values_of(array: pa.Array, data_type: DataType) -> list[Value]:
-    """Return the row values of an Arrow array."""
+    """Return the row values of an Arrow array of a type that is not nested."""
     if isinstance(data_type, TemporalType):
         return _temporal_values(array, data_type)
     if data_type.root is Root.DATE:
         return list(array.cast(pa.int32()).to_pylist())
-    if isinstance(data_type, ArrayType):
-        items = values_of(array.values, data_type.element)
-        return _slices(array, items)
-    if isinstance(data_type, MapType):
-        keys = values_of(array.keys, data_type.key)
-        values = values_of(array.items, data_type.value)
-        return _slices(array, list(zip(keys, values, strict=True)))
-    if isinstance(data_type, RowType):
-        children = [
-            values_of(child, field.data_type)
-            for child, field in zip(array.flatten(), data_type.fields, strict=True)
-        ]
-        rows = list(zip(*children, strict=True)) if children else [()] * len(array)
-        valid = array.is_valid().to_pylist()
-        return [row if ok else None for row, ok in zip(rows, valid, strict=True)]
     return list(array.to_pylist())
 
 
 def _temporal_values(array: pa.Array, data_type: TemporalType) -> list[Value]:
-    scale = _UNIT_NS[data_type.unit]
+    scale = UNIT_NS[data_type.unit]
     numbers = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64()).to_pylist()
     if data_type.root is Root.TIME:
-        return [None if n is None else n * scale // _MILLI_NS for n in numbers]
+        return [None if n is None else n * scale // MILLI_NS for n in numbers]
     return [None if n is None else n * scale for n in numbers]
-
-
-def _slices(array: pa.Array, items: list[Value]) -> list[Value]:
-    offsets = array.offsets.to_pylist()
-    valid = array.is_valid().to_pylist()
-    return [items[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(array))]
-
-
-def _arrow_form(value: Value, data_type: DataType) -> Value:
-    """Return a row value in the form that `pa.array` takes for the type's Arrow type."""
-    if value is None:
-        return None
-    if isinstance(data_type, TemporalType):
-        nanoseconds = value * _MILLI_NS if data_type.root is Root.TIME else value
-        return nanoseconds // _UNIT_NS[data_type.unit]
-    if isinstance(data_type, ArrayType):
-        return [_arrow_form(item, data_type.element) for item in value]
-    if isinstance(data_type, MapType):
-        return [(_arrow_form(k, data_type.key), _arrow_form(v, data_type.value)) for k, v in value]
-    if isinstance(data_type, RowType):
-        return {
-            field.name: _arrow_form(v, field.data_type)
-            for field, v in zip(data_type.fields, value, strict=True)
-        }
-    if isinstance(data_type, LengthType) and data_type.root is Root.BINARY:
-        return value.ljust(data_type.length, b"\0")
-    return value
