@@ -81,6 +81,8 @@ MALLOC_TRIM_THRESHOLD = -1
 MALLOC_MMAP_THRESHOLD = -3
 OPEN_FILES_MAX = 1 << 20
 """Open files we ask the system for."""
+CONNECTIONS_SHARE = 2
+"""One in so many of the files that the process may open may be a connection."""
 COLLECT_AFTER = (3_000, 10, 300)
 """When Python looks for cycles. With its own numbers (700, 10, 10) it looks at everything that was
 made since the start whenever thousands of requests are under way, and the event loop waits."""
@@ -230,13 +232,26 @@ def _owned(data_dir: Path) -> Iterator[None]:
 
 def _limits(conf: Configuration) -> Limits:
     return Limits(
-        connections_max=conf.get(options.ZUFLUSS_NET_MAX_CONNECTIONS),
+        connections_max=_connections_max(conf),
         frame_bytes_max=conf.get(options.NETTY_SERVER_MAX_REQUEST_SIZE),
         inflight_max=conf.get(options.ZUFLUSS_NET_MAX_INFLIGHT_REQUESTS),
         receive_bytes_max=conf.get(options.ZUFLUSS_NET_RECEIVE_MEMORY),
         idle_seconds=conf.get(options.NETTY_CONNECTION_MAX_IDLE_TIME) / 1000,
         frame_seconds=conf.get(options.ZUFLUSS_NET_FRAME_TIMEOUT) / 1000,
+        login_seconds=conf.get(options.ZUFLUSS_NET_LOGIN_TIMEOUT) / 1000,
+        send_bytes_max=conf.get(options.ZUFLUSS_NET_SEND_MEMORY),
+        send_seconds=conf.get(options.ZUFLUSS_NET_SEND_TIMEOUT) / 1000,
     )
+
+
+def _connections_max(conf: Configuration) -> int:
+    """The configured limit of connections, or what leaves enough files for logs and tables."""
+    configured = conf.get(options.ZUFLUSS_NET_MAX_CONNECTIONS)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY or files // CONNECTIONS_SHARE >= configured:
+        return configured
+    log.warning("connections_limited", open_files=files, connections=files // CONNECTIONS_SHARE)
+    return max(1, files // CONNECTIONS_SHARE)
 
 
 def _authenticator(conf: Configuration, needed: bool) -> PlainAuthenticator | None:

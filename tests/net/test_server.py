@@ -193,6 +193,8 @@ async def test_half_received_frames_share_a_bound_and_still_all_arrive():
     limits = Limits(receive_bytes_max=1_000_000)
     async with serving(exists_service(), limits=limits) as (server, connect):
         peers = [await connect() for _ in range(8)]
+        for p in peers:
+            assert (await p.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
         ids = [p.send(ApiKey.DATABASE_EXISTS, ask("x" * 2_000_000)) for p in peers]
         frames = await asyncio.gather(*(p.receive() for p in peers))
         assert [f.request_id for f in frames] == ids
@@ -231,6 +233,9 @@ async def test_a_connection_over_the_limit_is_closed_and_the_others_stay():
         for p in peers:
             assert (await p.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
         extra = await connect()
+        refusal = await extra.receive()
+        assert refusal.request_id is None
+        assert "zufluss.net.max-connections" in refusal.error.message
         assert await extra.closed()
         assert (await peers[0].call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
 
@@ -277,9 +282,15 @@ def large_answers(size: int = 20_000_000) -> Services:
     """FETCH_LOG answers with `size` bytes."""
     services = Services()
 
-    def fetch(connection, request_id, version, array, view, start, end):
+    def answer(connection, request_id):
+        if connection.backlogged:
+            connection.when_drained(lambda: answer(connection, request_id))
+            return
         connection.respond(request_id, [bytes(size)], size)
         connection.done()
+
+    def fetch(connection, request_id, version, array, view, start, end):
+        answer(connection, request_id)
 
     services.register_raw(ApiKey.FETCH_LOG, fetch)
     return services
@@ -289,7 +300,7 @@ async def test_a_client_that_does_not_read_its_answers_is_closed():
     """What it does not read stays in memory, also while another request of it is in flight."""
     services, gate = large_answers(), asyncio.Event()
     services.handlers.update(exists_service(gate).handlers)
-    async with serving(services, limits=Limits(idle_seconds=0.1)) as (server, connect):
+    async with serving(services, limits=Limits(send_seconds=0.1)) as (server, connect):
         peer = await connect()
         peer.writer.transport.pause_reading()
         peer.send(ApiKey.DATABASE_EXISTS, ask("slow"))
@@ -299,6 +310,73 @@ async def test_a_client_that_does_not_read_its_answers_is_closed():
                 await asyncio.sleep(0.01)
             while server.connections:
                 await asyncio.sleep(0.02)
+
+
+async def test_clients_that_do_not_read_have_a_bounded_share_and_others_go_on():
+    """Beyond the bound they get no more; when they are gone, everything is as before."""
+    services = large_answers(4_000_000)
+    services.handlers.update(exists_service().handlers)
+    limits = Limits(send_bytes_max=20_000_000, send_seconds=1.0)
+    async with serving(services, limits=limits) as (server, connect):
+        peers = [await connect() for _ in range(8)]
+        async with asyncio.timeout(30):
+            for peer in peers:
+                peer.writer.transport.pause_reading()
+                for _ in range(20):
+                    peer.send(ApiKey.FETCH_LOG, b"")
+                await peer.writer.drain()
+            while not server.sending.short:
+                await asyncio.sleep(0.01)
+            good = await connect()
+            for _ in range(100):
+                assert (await good.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+                assert server.sending.used <= 20_000_000 + 8 * 8_000_000
+            while len(server.connections) > 1:
+                await asyncio.sleep(0.02)
+            assert server.closed == {"the client does not read its answers": 8}
+            assert not server.sending.short
+            assert server.sending.used == 0
+            assert len((await good.call(ApiKey.FETCH_LOG, b"")).body) == 4_000_000
+
+
+async def test_a_stranger_that_says_nothing_is_closed_and_others_stay():
+    async with serving(exists_service(), limits=Limits(login_seconds=0.1)) as (server, connect):
+        known, silent = await connect(), await connect()
+        assert (await known.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        assert await silent.closed()
+        assert (await known.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        assert (len(server.strangers), len(server.connections)) == (0, 1)
+        assert server.closed == {"no login, or no first request, in time": 1}
+
+
+async def test_strangers_have_a_share_of_the_connections_and_the_oldest_one_goes():
+    async with serving(exists_service(), limits=Limits(connections_max=80)) as (server, connect):
+        strangers = [await connect() for _ in range(20)]
+        while len(server.strangers) < 20:
+            await asyncio.sleep(0)
+        other = await connect()
+        assert (await other.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        assert await strangers[0].closed()
+        for stranger in strangers[1:]:
+            assert (await stranger.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        assert len(server.connections) == 20
+
+
+async def test_strangers_have_a_share_of_the_receive_memory():
+    """The frames of known clients arrive though strangers have sent as much as they may."""
+    limits = Limits(receive_bytes_max=1_000_000)
+    async with serving(exists_service(), limits=limits) as (server, connect):
+        known = await connect()
+        assert (await known.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        for _ in range(8):
+            stranger = await connect()
+            stranger.writer.write(struct.pack(">ihhi", 900_000, ApiKey.DATABASE_EXISTS, 0, 1))
+            stranger.writer.write(b"x" * 60_000)
+            await stranger.writer.drain()
+        while not server.memory._waiting:
+            await asyncio.sleep(0.01)
+        assert server.memory.used <= 1_000_000 // 8
+        assert (await known.call(ApiKey.DATABASE_EXISTS, ask("x" * 800_000))).error is None
 
 
 @pytest.mark.parametrize("leaves", [False, True])

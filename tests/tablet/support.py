@@ -140,7 +140,7 @@ class Connection:
     def __init__(self) -> None:
         self.peer = "test"
         self.closing = False
-        self.backlogged = False
+        self.backlogged = self.short = False
         self.inflight = 0
         self.answers: dict[int, list[Any]] = {}
         self.drained: list[Callable[[], None]] = []
@@ -170,6 +170,9 @@ class Connection:
     def finish(self, request_id: int, body: bytes) -> None:
         self._answer(request_id, body)
         self.done()
+
+    def hold(self, more: int) -> None:
+        """The memory of answers is not counted."""
 
     async def has_read(self) -> None:
         """The client has read what it was sent."""

@@ -165,7 +165,7 @@ async def test_a_filtered_fetch_of_many_batches_goes_on_where_it_ended(
 ) -> None:
     """Statistics take time to read; a fetch looks at some, and the next ones at the rest."""
     monkeypatch.setattr("zufluss.tablet.fetch_reader.PRUNE_WORK_MAX", 7 * 11)
-    monkeypatch.setattr("zufluss.tablet.fetch_reader.TURN_WORK", 22)
+    monkeypatch.setattr("zufluss.tablet.fetch_reader.TURN_BYTES", 22 * 4096)
     tablet = await Tablet(tmp_path, properties={"table.statistics.columns": "*"}).start()
     rows = pa.RecordBatch.from_arrays([pa.array([1]), pa.array(["x"])], schema=SCHEMA.arrow)
     records = batch(statistics=build_statistics(rows, SCHEMA, (0,)))

@@ -512,7 +512,8 @@ NETTY_CONNECTION_MAX_IDLE_TIME = duration_option(
 ZUFLUSS_NET_MAX_CONNECTIONS = int_option(
     "zufluss.net.max-connections",
     10_000,
-    "The most connections open at once; further ones are closed at once.",
+    "The most connections open at once; further ones are refused. Half of the files that the "
+    "process may open (`ulimit -n`) is another limit: the rest is for logs and tables.",
     minimum=1,
 )
 ZUFLUSS_NET_MAX_INFLIGHT_REQUESTS = int_option(
@@ -527,6 +528,28 @@ ZUFLUSS_NET_RECEIVE_MEMORY = memory_option(
     "The memory for requests that are still arriving, over all connections. A declared length "
     "reserves nothing; only bytes that arrived count.",
     minimum=64 * KIB,
+)
+ZUFLUSS_NET_SEND_MEMORY = memory_option(
+    "zufluss.net.send-memory",
+    512 * MIB,
+    "The memory for answers that clients have not read, over all connections. Beyond it clients "
+    "with unread answers get no more, and the others small ones.",
+    minimum=MIB,
+)
+ZUFLUSS_NET_SEND_TIMEOUT = duration_option(
+    "zufluss.net.send-timeout",
+    MINUTE_MS,
+    "A client that reads less than 1 MB of its answers, and not all of them, within this time is "
+    "disconnected.",
+    minimum=1,
+)
+ZUFLUSS_NET_LOGIN_TIMEOUT = duration_option(
+    "zufluss.net.login-timeout",
+    10 * SECOND_MS,
+    "A new client must have logged in, or on a plaintext listener sent its first request, within "
+    "this time. Such clients have a quarter of the connections, the oldest one goes when another "
+    "comes, and an eighth of `zufluss.net.receive-memory`.",
+    minimum=1,
 )
 ZUFLUSS_NET_FRAME_TIMEOUT = duration_option(
     "zufluss.net.frame-timeout",

@@ -27,7 +27,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.net.listeners import Listener
-from zufluss.net.memory import new_buffer
+from zufluss.net.memory import SEND_PROGRESS_BYTES, new_buffer
 from zufluss.net.services import EncodedResponse, Handler, RequestContext
 from zufluss.wire import messages as m
 from zufluss.wire.api import Api, ApiKey
@@ -36,6 +36,7 @@ from zufluss.wire.frame import (
     RESPONSE_HEADER,
     SUCCESS,
     pack_error,
+    pack_failure,
     pack_response,
     response_header,
 )
@@ -51,6 +52,8 @@ CARRY_BYTES_MAX = 32 * 1024
 """A half-received frame up to this size is kept as bytes and completed in the scratch buffer."""
 WRITE_BUFFER_HIGH = 8 * 1024 * 1024
 """Unsent answers of one connection beyond which we stop reading its requests."""
+WRITE_BUFFER_SHORT = 64 * 1024
+"""The same while the memory of unread answers is short."""
 CONTROL_BYTES_MAX = 2 * 1024 * 1024
 """Longest body of a client's request that carries no records: decoding multiplies its size."""
 UNAUTHENTICATED_BYTES_MAX = 64 * 1024
@@ -75,16 +78,17 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_frame_max",
         "_frame_since",
         "_gone",
+        "_handed",
         "_held",
         "_inflight_max",
         "_out",
         "_paused",
         "_queued",
+        "_read",
+        "_read_since",
         "_served",
         "_total",
         "_unread",
-        "_unsent",
-        "_unsent_since",
         "active",
         "closing",
         "inflight",
@@ -93,6 +97,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         "peer",
         "principal",
         "server",
+        "stranger",
+        "stranger_since",
         "transport",
     )
 
@@ -107,7 +113,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.closing = False
         self.active = False
         """Bytes arrived since `overdue` looked last."""
-        self.last_activity = server.loop.time()
+        self.last_activity = self.stranger_since = server.loop.time()
+        self.stranger = True
+        """The client has not logged in, or on a plaintext listener sent no request."""
         self._serve(listener.protocol == "plaintext")
         self._carry = b""
         self._array: Any = None
@@ -119,7 +127,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._out: list[Buffer] = []
         self._queued = 0
         self._unread = False
-        self._unsent, self._unsent_since = 0, 0.0
+        self._handed = self._read = 0
+        self._read_since = self.last_activity
         self._drained: list[Callable[[], None]] = []
         self._gone: list[Callable[[], None]] | None = []
         """Called when the connection has ended; None afterwards."""
@@ -133,9 +142,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
-        if not self.server.admit(self):
+        refusal = self.server.admit(self)
+        if refusal is not None:
             self.closing = True
-            transport.abort()  # type: ignore[attr-defined]
+            transport.write(pack_failure(ErrorCode.NETWORK_EXCEPTION, refusal))  # type: ignore[attr-defined]
+            transport.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Called by asyncio when the connection has ended, from either side."""
@@ -143,6 +154,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._out.clear()
         self._wake_drained()
         self._release()
+        self.server.sending.note(self, 0)
         gone, self._gone = self._gone or (), None
         for callback in gone:
             callback()
@@ -330,7 +342,28 @@ class ServerConnection(asyncio.BufferedProtocol):
         """The client caught up."""
         self._unread = False
         self._resume()
+        self.server.sending.note(self, self.unsent_bytes)
         self._wake_drained()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the client has not read."""
+        size: int = self.transport.get_write_buffer_size()
+        return size
+
+    def narrow(self, narrow: bool) -> None:
+        """Let the client have few unread bytes before it gets no more, or the usual number."""
+        high = WRITE_BUFFER_SHORT if narrow else WRITE_BUFFER_HIGH
+        self.transport.set_write_buffer_limits(high=high)
+
+    def hold(self, more: int) -> None:
+        """Account for `more` bytes of an answer that is being made; negative gives them back."""
+        self.server.sending.hold(more)
+
+    @property
+    def short(self) -> bool:
+        """Clients have left so much unread that answers should be small."""
+        return self.server.sending.short
 
     @property
     def backlogged(self) -> bool:
@@ -370,10 +403,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         begun = self._buffer is not None or self._carry
         if begun and not self._paused and now - self._frame_since > limits.frame_seconds:
             return "a begun frame did not complete in time"
-        unsent = self.transport.get_write_buffer_size()
-        if not unsent or unsent != self._unsent:
-            self._unsent, self._unsent_since = unsent, now
-        elif now - self._unsent_since > limits.idle_seconds:
+        if self.stranger and now - self.stranger_since > limits.login_seconds:
+            return "no login, or no first request, in time"
+        unsent = self.unsent_bytes
+        read = self._handed - unsent
+        if not unsent or read - self._read >= SEND_PROGRESS_BYTES:
+            self._read, self._read_since = read, now
+        elif now - self._read_since > limits.send_seconds:
             return "the client does not read its answers"
         if not self.inflight and not unsent and now - self.last_activity > limits.idle_seconds:
             return "idle"
@@ -384,6 +420,8 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _request(self, array: Any, view: memoryview, start: int, end: int) -> None:
         key, version, request_id = _unpack_header(view, start)
         server = self.server
+        if self.stranger and self._served:
+            server.introduce(self)
         raw = server.services.raw.get(key)
         try:
             if raw is not None and self._served:
@@ -468,12 +506,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.server.requests[ApiKey.AUTHENTICATE] += 1
         self._serve(False)
         self.principal = None
+        self.server.estrange(self)
         if request.protocol != "PLAIN":
             raise AuthenticationError(
                 f"SASL mechanism {request.protocol[:32]!r} is not enabled; use PLAIN"
             )
         self.principal = authenticator.authenticate(request.token)
         self._serve(True)
+        self.server.introduce(self)
         self.respond_small(request_id, m.AuthenticateResponse().SerializeToString())
 
     # -- answers ----------------------------------------------------------------------------
@@ -505,6 +545,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not out:
             self.server.has_answers(self)
         self._queued += size
+        if size > WRITE_BUFFER_SHORT and not self.closing:
+            self.server.sending.note(self, self.unsent_bytes + self._queued)
         out.append(response_header(request_id, size))
         out.extend(buffers)
 
@@ -547,6 +589,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             self.transport.writelines(out)
         self.server.sent_bytes += size
+        self._handed += size
+        if size > WRITE_BUFFER_SHORT or self._unread:
+            self.server.sending.note(self, self.unsent_bytes)
         if self._drained and not self._unread:
             self._wake_drained()
 

@@ -1,8 +1,8 @@
-"""The limits of the network layer, and the memory of frames that have not arrived whole.
+"""The limits of the network layer, and the memory of frames: half-received, and not yet read.
 
 | limit | what happens at it |
 |---|---|
-| connections | the new one is closed |
+| connections | the oldest stranger is closed, or the new one refused |
 | frame length | error frame with the request id, then close |
 | requests in flight on a connection | reading pauses until answers leave |
 | answers the client does not read | reading pauses until it reads them; without progress: close |
@@ -14,10 +14,24 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+STRANGERS_SHARE = 4
+"""One in so many connections may be a stranger."""
+STRANGERS_MIN = 16
+"""So many connections may be strangers in any case."""
+STRANGERS_MEMORY_SHARE = 8
+"""One part in so many of the memory of half-received frames is for strangers."""
+SEND_PROGRESS_BYTES = 1024 * 1024
+"""What a slow client must read of its answers, each time, to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +50,26 @@ class Limits:
     """A connection without traffic for this long is closed."""
     frame_seconds: float = 60.0
     """A begun frame must be complete after this long."""
+    login_seconds: float = 10.0
+    """A stranger must have logged in, or sent its first request, after this long."""
+    send_bytes_max: int = 512 * 1024 * 1024
+    """Answers that clients have not read, over all connections."""
+    send_seconds: float = 60.0
+    """A client must read `SEND_PROGRESS_BYTES`, or all of its answers, within this time."""
+
+    @property
+    def strangers_max(self) -> int:
+        """Connections that may be strangers at once."""
+        return max(STRANGERS_MIN, self.connections_max // STRANGERS_SHARE)
 
 
 class Receiver(Protocol):
     """A connection that takes receive memory."""
+
+    @property
+    def stranger(self) -> bool:
+        """Whether the client is not known yet."""
+        ...
 
     def resume_receive(self) -> None:
         """Called when memory was freed: ask again."""
@@ -48,8 +78,8 @@ class Receiver(Protocol):
 class ReceiveMemory:
     """The bound on half-received frames over all connections.
 
-    Over the bound connections wait for their turn. One at a time may exceed the bound, so that a
-    frame always completes.
+    Over the bound a connection waits its turn; the first to ask may go on beyond it (so that
+    something always finishes), one at a time. Strangers have a share, and never go beyond it.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -57,10 +87,17 @@ class ReceiveMemory:
         self.used = 0
         self._overdraft: Receiver | None = None
         self._waiting: deque[Receiver] = deque()
+        self._strangers: dict[Receiver, int] = {}
 
     def take(self, owner: Receiver, size: int) -> bool:
         """Account for `size` more bytes of `owner`; False means wait for `resume_receive`."""
-        if self.used + size > self.bytes_max:
+        if owner.stranger:
+            share = self.bytes_max // STRANGERS_MEMORY_SHARE
+            if sum(self._strangers.values()) + size > share:
+                self._waiting.append(owner)
+                return False
+            self._strangers[owner] = self._strangers.get(owner, 0) + size
+        elif self.used + size > self.bytes_max:
             if self._overdraft not in (None, owner):
                 self._waiting.append(owner)
                 return False
@@ -69,8 +106,9 @@ class ReceiveMemory:
         return True
 
     def give(self, owner: Receiver, size: int) -> None:
-        """Return `size` bytes of `owner`, and wake the connections that wait for memory."""
+        """Return all `size` bytes of `owner`, and wake the connections that wait for memory."""
         self.used -= size
+        self._strangers.pop(owner, None)
         if self._overdraft is owner:
             self._overdraft = None
         waiting, self._waiting = self._waiting, deque()
@@ -81,6 +119,83 @@ class ReceiveMemory:
         """Remove `owner`, which closed while it waited."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(owner)
+
+
+class Sender(Protocol):
+    """A connection with answers that its client has not read."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the client has not read."""
+        ...
+
+    def narrow(self, narrow: bool) -> None:
+        """Let the client have few unread bytes before it gets no more, or the usual number."""
+
+
+class SendMemory:
+    """The bound on answers that clients have not read, over all connections.
+
+    Over the bound memory is `short`: clients with unread answers get no more until they have read,
+    and the others get small ones. So a server in which some clients do not read goes on with those
+    that do, and has at most the bound and a few kilobytes per connection of unread answers.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+        self.short = False
+        """More is unread than the bound, and not yet three quarters of it again."""
+        self._behind: dict[Sender, int] = {}
+        self._waiting: list[Callable[[], None]] = []
+
+    def note(self, sender: Sender, unsent: int) -> None:
+        """Account for what a client has not read at the moment."""
+        self._count(sender, unsent)
+        if self.short and unsent:
+            sender.narrow(True)
+        self._check()
+
+    def hold(self, more: int) -> None:
+        """Account for `more` bytes of answers that are still being made; negative gives back."""
+        self.used += more
+        self._check()
+
+    def _check(self) -> None:
+        if self.short:
+            self._relax()
+        elif self.used > self.bytes_max:
+            self.refresh()
+            if self.used > self.bytes_max:
+                self.short = True
+                log.warning("answers_unread", bytes=self.used, connections=len(self._behind))
+                for each in tuple(self._behind):
+                    each.narrow(True)
+
+    def refresh(self) -> None:
+        """Ask every connection that was behind how far it is now."""
+        for sender in tuple(self._behind):
+            self._count(sender, sender.unsent_bytes)
+        self._relax()
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call back once memory is not short any more."""
+        self._waiting.append(callback)
+
+    def _count(self, sender: Sender, unsent: int) -> None:
+        self.used += unsent - self._behind.pop(sender, 0)
+        if unsent:
+            self._behind[sender] = unsent
+
+    def _relax(self) -> None:
+        if not self.short or self.used > self.bytes_max * 3 // 4:
+            return
+        self.short = False
+        for sender in self._behind:
+            sender.narrow(False)
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
 
 
 def new_buffer(size: int) -> tuple[Any, memoryview]:

@@ -10,7 +10,7 @@ import structlog
 
 from zufluss.net.connection import ServerConnection
 from zufluss.net.listeners import Listener
-from zufluss.net.memory import Limits, ReceiveMemory, new_buffer
+from zufluss.net.memory import Limits, ReceiveMemory, SendMemory, new_buffer
 from zufluss.net.services import Handler, RequestContext, Services
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, Api, ApiKey
@@ -44,6 +44,11 @@ class NetServer:
         self.burst_max = BURST_FACTOR * self.limits.inflight_max
         self.authenticator = authenticator
         self.memory = ReceiveMemory(self.limits.receive_bytes_max)
+        self.sending = SendMemory(self.limits.send_bytes_max)
+        self.strangers: dict[ServerConnection, None] = {}
+        """Connections whose client is not known yet, the oldest first."""
+        self.closed: dict[str, int] = {}
+        """Connections that the server closed, by reason."""
         self.connections: set[ServerConnection] = set()
         self.requests: dict[int, int] = dict.fromkeys(APIS, 0)
         """Requests by API key that reached a handler."""
@@ -117,17 +122,52 @@ class NetServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def admit(self, connection: ServerConnection) -> bool:
-        """Count a new connection, or refuse it at the limit."""
-        if len(self.connections) >= self.limits.connections_max:
+    def admit(self, connection: ServerConnection) -> str | None:
+        """Count a new connection; returns why it is refused, None if it is not.
+
+        Where there is no room, the oldest stranger has to go: clients speak as soon as they come.
+        """
+        limits = self.limits
+        full = len(self.connections) >= limits.connections_max
+        if self.strangers and (full or len(self.strangers) >= limits.strangers_max):
+            oldest = next(iter(self.strangers))
+            self._close(oldest, "too many connections that have not logged in")
+            self.dismiss(oldest)
+        elif full:
+            self._count_closed("too many connections")
             log.warning("connection_refused", peer=connection.peer, open=len(self.connections))
-            return False
+            connection.stranger = False
+            return (
+                f"the server has {limits.connections_max} connections, as many as it may have "
+                "(zufluss.net.max-connections, and half of the files that it may open)"
+            )
         self.connections.add(connection)
-        return True
+        self.strangers[connection] = None
+        return None
+
+    def introduce(self, connection: ServerConnection) -> None:
+        """The client has logged in, or sent its first request where no login is due."""
+        connection.stranger = False
+        self.strangers.pop(connection, None)
+
+    def estrange(self, connection: ServerConnection) -> None:
+        """The client logs in once more; until it has, it is not known."""
+        if not connection.stranger:
+            connection.stranger, connection.stranger_since = True, self.loop.time()
+            self.strangers[connection] = None
 
     def dismiss(self, connection: ServerConnection) -> None:
         """Forget a connection that has ended."""
+        self.introduce(connection)
         self.connections.discard(connection)
+
+    def _close(self, connection: ServerConnection, reason: str) -> None:
+        log.info("connection_closed", peer=connection.peer, reason=reason)
+        self._count_closed(reason)
+        connection.abort()
+
+    def _count_closed(self, reason: str) -> None:
+        self.closed[reason] = self.closed.get(reason, 0) + 1
 
     def has_answers(self, connection: ServerConnection) -> None:
         """Have `connection` flushed once, at the end of this loop turn."""
@@ -160,13 +200,15 @@ class NetServer:
     async def _sweep(self) -> None:
         """Close connections that are idle or stuck."""
         while True:
-            await asyncio.sleep(min(1.0, self.limits.frame_seconds, self.limits.idle_seconds))
+            limits = self.limits
+            times = (limits.frame_seconds, limits.idle_seconds, limits.login_seconds)
+            await asyncio.sleep(min(1.0, *times, limits.send_seconds))
             now = self.loop.time()
+            self.sending.refresh()
             for connection in list(self.connections):
                 reason = connection.overdue(now)
                 if reason is not None:
-                    log.info("connection_closed", peer=connection.peer, reason=reason)
-                    connection.abort()
+                    self._close(connection, reason)
 
 
 def _api_versions(

@@ -26,7 +26,7 @@ class Reader(Protocol):
         """Whether the client has not yet read the answers it was sent."""
 
     async def has_read(self) -> None:
-        """Wait until the client has read them; raises `NetworkError` if the client is gone."""
+        """Wait until there is room for more; raises `NetworkError` if the client is gone."""
 
     def when_gone(self, callback: Callable[[], None]) -> None:
         """Call back once the connection has ended, from either side."""

@@ -107,6 +107,14 @@ SERVER_INFO = server_metric(
     ("version", "role"),
 )
 CONNECTIONS = server_metric("zufluss_connections", "Open connections.")
+STRANGERS = server_metric(
+    "zufluss_strangers", "Connections whose client has not logged in or sent a request yet."
+)
+CLOSED_CONNECTIONS = server_metric(
+    "zufluss_closed_connections_total",
+    "Connections that the server refused or closed, by reason.",
+    ("reason",),
+)
 REQUESTS_IN_FLIGHT = server_metric(
     "zufluss_requests_in_flight",
     "Unanswered requests, long polls included.",
@@ -122,6 +130,11 @@ SENT_BYTES = server_metric("zufluss_sent_bytes_total", "Bytes sent.")
 RECEIVE_MEMORY_BYTES = server_metric(
     "zufluss_receive_memory_bytes",
     "Memory of requests that are still arriving; `zufluss.net.receive-memory` bounds it.",
+)
+SEND_MEMORY_BYTES = server_metric(
+    "zufluss_send_memory_bytes",
+    "Memory of answers that clients have not read; `zufluss.net.send-memory` bounds it. Short "
+    "answers are not counted.",
 )
 REMOTE_PLACED_FILES = server_metric(
     "zufluss_remote_placed_files_total",

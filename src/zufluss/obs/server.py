@@ -64,6 +64,10 @@ def net_samples(net: NetServer, role: str) -> ReadSamples:
     def read() -> Iterable[Sample]:
         yield Sample(metrics.SERVER_INFO, 1, (__version__, role))
         yield Sample(metrics.CONNECTIONS, len(net.connections))
+        yield Sample(metrics.STRANGERS, len(net.strangers))
+        for reason, count in net.closed.items():
+            yield Sample(metrics.CLOSED_CONNECTIONS, count, (reason,))
+        yield Sample(metrics.SEND_MEMORY_BYTES, net.sending.used)
         yield Sample(metrics.REQUESTS_IN_FLIGHT, sum(c.inflight for c in net.connections))
         yield Sample(metrics.RECEIVED_BYTES, net.received_bytes)
         yield Sample(metrics.SENT_BYTES, net.sent_bytes)

@@ -21,6 +21,7 @@ Buckets are read by `fetch_reader.py`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,7 +34,7 @@ from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.connection import ServerConnection, check_control_size
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
-from zufluss.tablet.fetch_reader import FetchReader, Reading, check_counts
+from zufluss.tablet.fetch_reader import TURN_BYTES, FetchReader, Reading, check_counts
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
@@ -43,6 +44,8 @@ from zufluss.wire.hot.fetch import fetch_response
 
 MAX_WAIT_MS = 60_000
 """Longest long poll; a client that asks for more is answered after this."""
+SMALL_BYTES = 64 * 1024
+"""A read that costs less than this is not counted."""
 COLD_READ_ATTEMPTS = 8
 """A fetch whose pages are evicted again and again is served blocking after this many tries."""
 
@@ -59,6 +62,7 @@ class Fetch:
         "connection",
         "deadline",
         "final",
+        "held",
         "reader",
         "reading",
         "replicas",
@@ -90,6 +94,8 @@ class Fetch:
         """Answer with the data that is there, however little."""
         self.reading: Reading | None = None
         """The read that is under way."""
+        self.held = 0
+        """Bytes that it holds between two turns of the event loop."""
 
     def serve(self, *, final: bool) -> None:
         """Answer if there is enough data or `final` is set; park otherwise."""
@@ -103,15 +109,35 @@ class Fetch:
             self._unpark()
             self.connection.when_drained(lambda: self.serve(final=final))
             return
+        self.reader.short = self.connection.short
         self.reading = self.reader.read(nowait=self.cold_reads < COLD_READ_ATTEMPTS)
-        self._go_on(self.reading)
+        self._handler.begin(self)
 
-    def _go_on(self, reading: Reading) -> None:
-        """Read as much as fits into one turn of the event loop; answer after the last one."""
-        reader = self.reader
+    def go_on(self) -> int:
+        """Read as much as fits into one turn of the event loop; answer after the last one.
+
+        Returns what that cost, in bytes.
+        """
+        before = self.reader.cost
+        self._step()
+        cost = self.reader.cost
+        return cost - before if cost >= before else cost  # a new read counts from zero
+
+    def _step(self) -> None:
+        reader, connection, reading = self.reader, self.connection, self.reading
+        assert reading is not None
+        held, self.held = self.held, 0
+        if held:
+            connection.hold(-held)
         try:
+            if connection.closing:
+                self._unpark()
+                return
             next(reading)
-            self._handler.loop.call_soon(self._go_on, reading)
+            self.held = reader.bytes_passed
+            connection.hold(self.held)
+            reader.short = reader.short or connection.short
+            self._handler.continue_later(self)
             return
         except StopIteration as end:
             self.reading = None
@@ -199,6 +225,11 @@ class FetchHandler:
         self.loop = asyncio.get_running_loop()
         self.parked: set[Fetch] = set()
         self.draining = False
+        self._later: deque[Fetch] = deque()
+        """Fetches that go on in a later turn of the event loop."""
+        self._turn_cost = 0
+        """What the fetches that began in this turn have cost, in bytes."""
+        self._turn_ends = False
 
     def handle(
         self,
@@ -218,6 +249,36 @@ class FetchHandler:
         bytes_min = request.min_bytes if request.HasField("min_bytes") else 1
         fetch = Fetch(self, connection, request_id, reader, bytes_min, wait_ms / 1000)
         fetch.serve(final=wait_ms <= 0 or self.draining)
+
+    def begin(self, fetch: Fetch) -> None:
+        """Read now, or later if fetches have begun to read enough in this turn."""
+        if self._turn_cost >= TURN_BYTES:
+            self._later.append(fetch)
+            self._end_turn()
+            return
+        cost = fetch.go_on()
+        if cost >= SMALL_BYTES:
+            self._turn_cost += cost
+            self._end_turn()
+
+    def continue_later(self, fetch: Fetch) -> None:
+        """Go on with a fetch in the next turn, before others begin: it holds what it has read."""
+        self._later.appendleft(fetch)
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        if not self._turn_ends:
+            self._turn_ends = True
+            self.loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        """Do one step of the fetches that wait; those that come now have a share of their own."""
+        self._turn_ends = False
+        self._turn_cost = cost = 0
+        while self._later and cost < TURN_BYTES:
+            cost += self._later.popleft().go_on()
+        if self._later:
+            self._end_turn()
 
     def drain(self) -> None:
         """Answer every parked fetch with the data that is there; the server stops."""

@@ -28,6 +28,7 @@ from zufluss.errors import (
     RecordTooLargeError,
     ZuflussError,
 )
+from zufluss.log.log import Log
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.model.predicate import TESTS_MAX, InvalidPredicateError, Predicate
 from zufluss.record.batch.stats import Matcher, matcher, read_statistics
@@ -46,18 +47,18 @@ EARLIEST_OFFSET = -2
 """A fetch offset that means: from the start of the log."""
 FETCH_BYTES_MAX = 64 * 1024 * 1024
 """Longest answer that a client can ask for; a first batch that is larger still comes whole."""
-BUCKET_BYTES_MAX = 16 * 1024 * 1024
-"""Most bytes of one bucket in an answer, but for a first batch that is larger."""
 READ_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the log that one fetch reads at most, whatever a filter or projection leaves of them."""
 PRUNE_WORK_MAX = 20_000
 """Work on statistics that one fetch does at most, in tests of a filter."""
 BATCH_WORK = 10
 """Work of reading the statistics of a batch, in tests of a filter."""
+SHORT_BYTES = 64 * 1024
+"""Longest answer while the memory of unread answers is short; a larger batch has to wait."""
 TURN_BYTES = 4 * 1024 * 1024
-"""Bytes that a fetch reads in one turn of the event loop; one read of a bucket may exceed it."""
-TURN_WORK = 1_000
-"""Work on statistics that a fetch does in one turn of the event loop."""
+"""Bytes that fetches read in one turn of the event loop; a single larger batch may exceed it."""
+WORK_BYTES = 4 * 1024
+"""Bytes that can be read in the time of one test of a filter."""
 
 HELD = frozenset(
     {
@@ -137,6 +138,9 @@ class FetchReader:
         """Work that was done on statistics."""
         self.answer_now = False
         """A bucket has an answer that must not wait for more data."""
+        self._turn_end = TURN_BYTES
+        self.short = False
+        """Clients have left so much unread that the answer must be small, or wait."""
 
     def replicas(self) -> list[Replica]:
         """The replicas this fetch can wait on."""
@@ -173,17 +177,26 @@ class FetchReader:
         """
         self.bytes_read = self.bytes_found = self.bytes_passed = self.prune_work = 0
         self.answer_now = False
+        self._turn_end = TURN_BYTES
         tables = []
-        turn_bytes = 0
         for table in self.tables:
             buckets = []
             for bucket in table.buckets:
+                if self.cost >= self._turn_end:
+                    yield from self._pause()
                 buckets.append((yield from self._bucket(table, bucket, nowait)))
-                if self.bytes_passed - turn_bytes >= TURN_BYTES:
-                    turn_bytes = self.bytes_passed
-                    yield
             tables.append(FetchedTable(table.table_id, buckets))
         return tables
+
+    @property
+    def cost(self) -> int:
+        """What this read has cost so far, in bytes."""
+        return self.bytes_passed + WORK_BYTES * self.prune_work
+
+    def _pause(self) -> Generator[None, None, None]:
+        """Let other requests go on."""
+        yield
+        self._turn_end = self.cost + TURN_BYTES
 
     def _bucket(self, table: TableFetch, bucket: BucketFetch, nowait: bool) -> BucketReading:
         try:
@@ -213,8 +226,9 @@ class FetchReader:
         if offset < log.log_start_offset and replica.remote is not None:
             return self._remote_bucket(bucket, replica, offset)
         left = READ_BYTES_MAX - self.bytes_passed
-        room = min(bucket.bytes_max, BUCKET_BYTES_MAX, self.bytes_max - self.bytes_read, left)
-        first = not self.bytes_read
+        most = min(self.bytes_max, SHORT_BYTES) if self.short else self.bytes_max
+        room = min(bucket.bytes_max, most - self.bytes_read, left)
+        first = not self.bytes_read and not self.short
         records: Buffers = []
         filtered_end: int | None = None
         projector = self._buckets.tables[table.table_id].projector
@@ -226,13 +240,14 @@ class FetchReader:
             )
             self.bytes_found += span
             self.bytes_passed += span
+        elif table.may_match is None:
+            records = yield from self._whole_batches(log, offset, room, first, nowait)
         else:
             read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
-            records = [read.records] if len(read.records) else []
             self.bytes_found += len(read.records)
             self.bytes_passed += len(read.records)
-            if records and table.may_match is not None:
-                records, filtered_end = yield from self._prune(table, table.may_match, records[0])
+            if len(read.records):
+                records, filtered_end = yield from self._prune(table, table.may_match, read.records)
             if table.columns is not None:
                 records = [p for r in records for p in projector.project_all(r, table.columns)]
         self.bytes_read += sum(map(len, records))
@@ -248,6 +263,28 @@ class FetchReader:
             records,
             filtered_end,
         )
+
+    def _whole_batches(
+        self, log: Log, offset: int, room: int, first: bool, nowait: bool
+    ) -> Generator[None, None, Buffers]:
+        """The batches of a bucket as they lie in its log, a few megabytes in each turn."""
+        records: Buffers = []
+        while True:
+            some = min(max(room, 0), TURN_BYTES)
+            read = log.read(offset, some, at_least_one=first or room > some, nowait=nowait)
+            size = len(read.records)
+            if not size or (size > room and not first):
+                return records
+            records.append(read.records)
+            self.bytes_found += size
+            self.bytes_passed += size
+            room -= size
+            if room <= 0 or some < TURN_BYTES:
+                return records
+            offset, first = read.end_offset, False
+            yield from self._pause()
+            if self.short:
+                return records
 
     def _remote_bucket(self, bucket: BucketFetch, replica: Replica, offset: int) -> FetchedBucket:
         """Answer with the remote segments that have an offset; nothing while they are looked up."""
@@ -276,13 +313,11 @@ class FetchReader:
         buffers: Buffers = []
         begin = end = 0
         filtered_end: int | None = None
-        turn_work = self.prune_work
         for pos, header in iter_headers(records):
             if self.prune_work >= PRUNE_WORK_MAX:
                 break
-            if self.prune_work - turn_work >= TURN_WORK:
-                turn_work = self.prune_work
-                yield
+            if self.cost >= self._turn_end:
+                yield from self._pause()
             self.prune_work += table.batch_work
             end = pos + header.size
             if _pruned(may_match, records, pos, header, state.schema(header.schema_id)):

@@ -40,6 +40,9 @@ REQUEST_HEADER: Final = struct.Struct(">ihhi")
 RESPONSE_HEADER: Final = struct.Struct(">ibi")
 """length, type, request_id"""
 
+FAILURE_HEADER: Final = struct.Struct(">ib")
+"""length, type; a failure of the server has no request_id."""
+
 REQUEST_LENGTH_MIN: Final = REQUEST_HEADER.size - LENGTH.size
 """What `length` of a request counts besides the body."""
 RESPONSE_LENGTH_MIN: Final = RESPONSE_HEADER.size - LENGTH.size
@@ -93,6 +96,12 @@ def pack_error(request_id: int, code: int, message: str) -> bytes:
     text = message[:_MESSAGE_CHARS_MAX].encode("utf-8", "replace").decode()
     body = ErrorResponse(error_code=code, error_message=text).SerializeToString()
     return RESPONSE_HEADER.pack(5 + len(body), ERROR, request_id) + body
+
+
+def pack_failure(code: int, message: str) -> bytes:
+    """A whole frame that says why the server closes a connection; it answers no request."""
+    body = ErrorResponse(error_code=code, error_message=message).SerializeToString()
+    return FAILURE_HEADER.pack(1 + len(body), SERVER_FAILURE) + body
 
 
 def unpack_response(frame: memoryview) -> ResponseFrame:
