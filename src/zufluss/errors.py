@@ -281,7 +281,7 @@ class InvalidTargetColumnError(ZuflussError, ValueError, code=ErrorCode.INVALID_
 
 
 class InvalidRequiredAcksError(ZuflussError, ValueError, code=ErrorCode.INVALID_REQUIRED_ACKS):
-    """`acks` is none of -1, 0, 1."""
+    """`acks` is not -1, 0 or 1."""
 
 
 class InvalidTimestampError(ZuflussError, ValueError, code=ErrorCode.INVALID_TIMESTAMP_EXCEPTION):
@@ -358,7 +358,7 @@ class KvScanExpiredError(ZuflussError, LookupError, code=ErrorCode.SCANNER_EXPIR
     """A scan of a primary-key bucket, or its pinned state, has ended or was never there.
 
     Whether it expired (66) or is not known at all (67), the way out is the same: open it again, at
-    its log offset if the rows must go on where they stopped.
+    its log offset if the rows must continue where they stopped.
     """
 
 

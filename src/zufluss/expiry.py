@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 TOLERANCE_MS: Final = 60_000
 """A wall clock that differs from the monotonic clock by less was corrected; it did not jump."""
 STEADY_SECONDS: Final = 3600.0
-"""A wall clock that goes on without another jump for so long is believed."""
+"""A wall clock that ran this long without another jump is trusted."""
 AWAY_MS: Final = 3_600_000
 """A wall clock that is ahead by more, compared with the last time this server ran, is doubted."""
 REMEMBER_SECONDS: Final = 60.0

@@ -82,7 +82,7 @@ MALLOC_MMAP_THRESHOLD = -3
 OPEN_FILES_MAX = 1 << 20
 """Open files we ask the system for."""
 CONNECTIONS_SHARE = 2
-"""One in so many of the files that the process may open may be a connection."""
+"""Connections may use one in this many of the files that the process may open."""
 COLLECT_AFTER = (3_000, 10, 300)
 """When Python looks for cycles. With its own numbers (700, 10, 10) it looks at everything that was
 made since the start whenever thousands of requests are under way, and the event loop waits."""

@@ -33,7 +33,7 @@ def files(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List what lies in a location, by table and kind; it need not answer.
+    """List the files in a location, by table and kind; it need not answer.
 
     Kinds are log (segments), kv (snapshots), lake (offsets of the lake) and dropped (of a dropped
     table, while leases hold its snapshots). Files that nothing refers to are not listed.

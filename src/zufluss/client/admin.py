@@ -470,7 +470,7 @@ class AsyncAdmin:
     async def location_files(
         self, location_id: int, *, documents: bool = False
     ) -> list[LocationFiles]:
-        """List what lies in a location, by table, bucket and kind.
+        """List the files in a location, by table, bucket and kind.
 
         With `documents` the lists of files are read, so that log offsets and snapshots are known.
         """

@@ -53,7 +53,7 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class BucketState:
-    """Who holds a bucket and who leads it."""
+    """The replicas and the leader of a bucket."""
 
     replicas: tuple[int, ...]
     """Ids of the tablet servers that hold it, the preferred leader first."""

@@ -24,7 +24,7 @@ class ProducerEntry:
     producer_id: str
     """Its id, the same after every restart of the producer."""
     number: int
-    """The number that its writer ids are made of; no other producer ever has it."""
+    """The number in its writer ids; no other producer ever has it."""
     epoch: int
     """Its present epoch; writers of other epochs are fenced."""
     column_ids: frozenset[int]

@@ -34,7 +34,7 @@ class ReplicaAssignment:
     physical_path: PhysicalTablePath
     """The table or partition it belongs to."""
     state: BucketState
-    """Who holds it and who leads it."""
+    """The replicas and the leader of the bucket."""
 
     @property
     def leader_epoch(self) -> int:

@@ -146,7 +146,7 @@ class BucketRemotes:
         self.ledger = ledger
         """The store in the hands of this coordinator."""
         self.turn = asyncio.Lock()
-        """Held by whoever changes a bucket, or the registry of locations."""
+        """Held while a bucket or the registry of locations is changed."""
         self.tasks = PendingTasks("bucket_remotes")
         """Changes of buckets under way."""
         self._changing: frozenset[TableBucket] = frozenset()

@@ -49,7 +49,7 @@ class Turns(Generic[K]):
             self.end(key)
 
     def take(self, key: K) -> bool:
-        """Begin the turn of a key if nobody has it; returns whether it began."""
+        """Begin the turn of a key if it is free; returns whether it began."""
         if key in self._waiting:
             return False
         self._waiting[key] = deque()
@@ -60,7 +60,7 @@ class Turns(Generic[K]):
         return key in self._waiting
 
     async def begin(self, key: K) -> None:
-        """Begin the turn of a key as soon as all who came before have ended theirs."""
+        """Begin the turn of a key as soon as all earlier callers have ended theirs."""
         if self.take(key):
             return
         passed_on = asyncio.get_running_loop().create_future()
@@ -73,7 +73,7 @@ class Turns(Generic[K]):
             raise
 
     def end(self, key: K) -> None:
-        """End the turn of a key, and pass it on to the first one who still waits."""
+        """End the turn of a key, and pass it to the first waiting caller."""
         waiting = self._waiting[key]
         while waiting:
             passed_on = waiting.popleft()
@@ -90,7 +90,7 @@ class Turns(Generic[K]):
     # Outcomes
 
     def is_doubtful(self, key: K) -> bool:
-        """Whether nobody knows how the last write of a key ended."""
+        """Whether the outcome of the last write of a key is unknown."""
         return key in self._doubtful
 
     def failed(self, key: K, problem: Exception) -> bool:

@@ -12,8 +12,8 @@ cache of the cold tier and give way to writes:
    positions for as long as one call takes.
 
 A put that gets no memory waits for a moment, then it is refused before it changed anything, and its
-client tries again. While a shortage lasts, further puts are refused without a wait: the worker goes
-on with what needs no memory. A shortage ends as soon as a flush has succeeded.
+client tries again. While a shortage lasts, further puts are refused without a wait: the worker
+continues with work that needs no memory. A shortage ends as soon as a flush has succeeded.
 """
 
 from __future__ import annotations

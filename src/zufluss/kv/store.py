@@ -87,7 +87,7 @@ class KvStore:
         self.last_use = memory.evicted_bytes
         """When that was seen last, by the clock of its memory."""
         self.flush_wanted: Callable[[], None] = self._flush_as_recorded
-        """Begins a flush when memory is short. The owner, who knows the row count, replaces it."""
+        """Begins a flush when memory is short; the owner, which knows the row count, sets it."""
         self._state = state
         self._memory = memory
         self.files = files
@@ -251,7 +251,7 @@ class KvStore:
         bytes_max: int,
         rows_max: int = SCAN_ROWS,
     ) -> tuple[Slices, bytes | None]:
-        """Return values of the first keys in [low, high), in key order, and the key to go on from.
+        """Return values of the first keys in [low, high), and the key to continue from.
 
         That key is None at the end; a page may be empty before it. `high` is None for no bound.
         Raises `RowsTooLargeError` if the page takes more than `bytes_max`.
@@ -494,7 +494,7 @@ class KvStore:
             log.debug("kv_rows_not_kept", directory=str(self.directory), reason=e.message)
 
     def _next_keys(self, low: bytes, high: bytes | None) -> tuple[list[bytes], bytes | None]:
-        """Return some keys in [low, high), and the key to go on from, None at the end."""
+        """Return some keys in [low, high), and the key to continue from, None at the end."""
         hot = self._order.keys_from(low, high, SCAN_ROWS)
         cold = [] if self.resident else self._cold.keys_from(low, high, SCAN_ROWS)
         names = sorted({*hot, *cold})

@@ -355,7 +355,7 @@ class KvTablet:
         return store.rewrite_begin()
 
     def pin(self, target: Path, wanted: int, rests: Rests = NO_PUTS) -> KvState | Future[KvState]:
-        """Do as `checkpoint`, for readers on this server, who read table files of every version.
+        """Like `checkpoint`, for readers on this server, which read table files of every version.
 
         Creates no directory if there are no rows. A flush for it rests as `rests` says.
         """

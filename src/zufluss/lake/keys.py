@@ -78,7 +78,7 @@ class KeySet:
 
 
 class _Dense(NamedTuple):
-    """Whole numbers of a narrow range, as a table of which of them are there."""
+    """A set of whole numbers of a narrow range, as a table of flags."""
 
     start: int
     there: npt.NDArray[np.bool_]

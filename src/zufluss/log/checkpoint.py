@@ -2,7 +2,7 @@
 
 A checkpoint says: everything below `recovery_point` is durable in the segment files themselves, and
 the recovery point lies at `position` of the segment that starts at `segment_base`. Recovery trusts
-what lies below and verifies what lies above. A clean stop leaves a checkpoint at the log end beside
+the segments below it and verifies the rest. A clean stop leaves a checkpoint at the log end beside
 a writer snapshot of the same offset; a log whose last segment ends exactly there needs no scan.
 
 The file `log.checkpoint` has two slots of 512 bytes that are written in turn and in place: a torn

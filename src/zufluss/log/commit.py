@@ -11,12 +11,12 @@ When the file in use is full, the next free one takes over and the flusher makes
 entries in the full one durable in their own files; then it is free again. If none is free, groups
 go without the commit log and sync the segment files: slower, never wrong.
 
-A failed sync of a segment is final for its log: the log takes no more writes and is opened again
-by its owner. When the commit log itself fails, its file is given up and the group is made durable
-in the segment files instead. A file that could not be opened (no descriptors are left) is no failed
-sync: the entries go on waiting, and the next group tries again. A commit file is used again, or
-removed if it was given up, once no log needs it: each is durable in its own files, deleted, or
-opened again (`forget`).
+A failed sync of a segment is final for its log: the log takes no more writes and is opened again by
+its owner. When the commit log itself fails, its file is given up and the group is made durable in
+the segment files instead. A file that could not be opened (no descriptors are left) is not a failed
+sync: the entries wait, and the next group tries again. A commit file is used again, or removed if
+it was given up, once no log needs it: each is durable in its own files, deleted, or opened again
+(`forget`).
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class GroupCommit:
         self._prepare()
 
     def add(self, log: Log, end_offset: int, view: memoryview | None) -> None:
-        """Have an appended entry made durable: by its bytes, or, with None, in its segment.
+        """Make an appended entry durable: by its bytes, or, with None, in its segment.
 
         Entries that were appended to the log but never added here are made durable with it.
         """
@@ -276,7 +276,7 @@ class GroupCommit:
         for log, error in failed.items():
             if log not in postponed:
                 log.fail(error)
-        # The flusher may have met an error that our sync of the same file was not told of.
+        # The flusher may have met an error that our sync of the same file did not report.
         lost = {log for log in group.plans if log in failed or log.failure is not None}
         if outcome.file_error is not None:
             lost.update(group.copied.keys() - group.plans.keys())
@@ -321,7 +321,7 @@ class GroupCommit:
         self.flush_kept()
 
     def _retire(self, file: CommitFile) -> None:
-        """Have the logs of a file made durable in their segments, to be free of the file."""
+        """Make the logs of a file durable in their segments, so that the file can be reused."""
         self._kept.append(file)
         file.flushing = True
         self._flusher.flush(file.logs, partial(self._release, file))

@@ -62,7 +62,7 @@ class OpenFile:
     """A file descriptor that is closed with its last reference.
 
     A slice handed to a reader thread, a sync in flight and the log itself may all hold the same
-    file; whoever lets go last closes it, so a segment may be deleted while it is read.
+    file; the last user closes it, so a segment may be deleted while it is read.
     """
 
     __slots__ = ("_close", "fd")

@@ -19,7 +19,7 @@ from typing import Final
 
 
 class Holder(IntEnum):
-    """Who holds the end of a log; `reason` says what for."""
+    """The owner of a hold; `reason` says what for."""
 
     reason: str
 

@@ -7,11 +7,11 @@ moves back except by truncation.
 
 Durability is not decided here. `append` writes to the page cache; the owner makes the entry durable
 according to the flush mode (`manager.py`, `commit.py`) and then advances the high watermark. When a
-sync fails, `fail` closes this log for writes for good: after a failed sync nobody knows what the
-disk has, so syncing again and acknowledging would be a lie. Its owner opens it again as after a
-crash (`open` with `renew`): what the checkpoint does not cover is read, verified and *written*
-again, because the system takes pages whose sync failed for clean, and a new incarnation retires
-what the commit log has of the old one.
+sync fails, `fail` closes this log for writes for good: after a failed sync the content of the disk
+is unknown, so a later sync must not acknowledge anything. Its owner opens it again as after a crash
+(`open` with `renew`): what the checkpoint does not cover is read, verified and *written* again,
+because the system takes pages whose sync failed for clean, and a new incarnation retires what the
+commit log has of the old one.
 
 Files in `<data.dir>/<database>/<table>-<id>[/<partition>-p<id>]/log-<bucket>`: see `segment.py`,
 `index.py`, `writer_state.py` and `checkpoint.py`.
@@ -178,7 +178,7 @@ class Log(LogReader):
         files: Files,
         incarnation: int = 0,
     ) -> None:
-        """Make an empty log that goes on at `offset`; then `open` it.
+        """Create an empty log that continues at `offset`; then `open` it.
 
         `writers` is the writer snapshot of that offset. What the commit log has of an earlier
         incarnation is not this log's. For a log whose disk was lost and whose
@@ -264,7 +264,7 @@ class Log(LogReader):
             self.log_end_offset = offset
             self._boundaries.append((offset, segment, segment.size))
             self._note(batches, segment, position - start, base, timestamp)
-        except Exception as e:  # written, and not noted in full: only the files know what is there
+        except Exception as e:  # written, but not noted in full: only the files have the truth
             self.fail(e)
             raise self._refusal() from e
         return AppendResult(base, offset, False)
@@ -513,7 +513,7 @@ class Log(LogReader):
         self._names[directory] = self._names_changes
 
     def _never_synced(self, root: Path) -> None:
-        """Without a checkpoint nobody knows whether the names up to `root` are durable."""
+        """Without a checkpoint it is unknown whether the names up to `root` are durable."""
         self._names_changed(self.directory)
         for parent in self.directory.parents:
             self._names_changed(parent)
@@ -681,7 +681,7 @@ class Log(LogReader):
         return target
 
     def give_up(self, reason: Exception) -> None:
-        """Take no more writes and let go of the files; syncs under way end by themselves."""
+        """Take no more writes and close the files; syncs under way end by themselves."""
         self.on_failure = None
         self.failure = self.failure or reason
         self._release()

@@ -279,7 +279,7 @@ class LogManager:
         writers: bytes,
         last_timestamp: int,
     ) -> None:
-        """Make a log that goes on at `offset`, for a bucket without one. Blocks.
+        """Create a log that continues at `offset`, for a bucket without one. Blocks.
 
         `writers` is the writer snapshot of that offset. Of what the commit log has for the bucket,
         only what goes on from there still has a place. If there is more, the log is another

@@ -88,5 +88,5 @@ class ThreadWorker:
                 done, outcome = self._outcomes.popleft()
                 done(outcome)
         finally:
-            if self._outcomes:  # one of them raised, which the loop logs; the others go on
+            if self._outcomes:  # one of them raised, which the loop logs; the others continue
                 self._loop.call_soon(self._report)

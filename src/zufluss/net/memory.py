@@ -25,11 +25,11 @@ log = structlog.get_logger(__name__)
 
 
 STRANGERS_SHARE = 4
-"""One in so many connections may be a stranger."""
+"""One in this many connections may be a stranger."""
 STRANGERS_MIN = 16
 """So many connections may be strangers in any case."""
 STRANGERS_MEMORY_SHARE = 8
-"""One part in so many of the memory of half-received frames is for strangers."""
+"""Strangers get this fraction (1/n) of the memory of half-received frames."""
 SEND_PROGRESS_BYTES = 1024 * 1024
 """What a slow client must read of its answers, each time, to be kept."""
 

@@ -190,7 +190,7 @@ class NetServer:
             for work in gathered:
                 try:
                     work()
-                except Exception:  # the answers of others leave all the same
+                except Exception:  # the answers of others are sent anyway
                     log.exception("turn_work_failed")
         self._turn_ends = False
         ready, self._with_answers = self._with_answers, []

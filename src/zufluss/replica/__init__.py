@@ -1,1 +1,1 @@
-"""Bucket replicas: a log, its high watermark, and who waits for it to move."""
+"""Bucket replicas: a log, its high watermark, and the requests that wait for it."""

@@ -101,7 +101,7 @@ class RemoteIndexes:
     def _ended(self, file: RemoteFile, task: asyncio.Task[bytes]) -> None:
         del self._loading[file]
         if not task.cancelled():
-            task.exception()  # whoever waits has it, and so has `get`
+            task.exception()  # waiting callers and `get` have it
 
     async def _load(self, file: RemoteFile) -> bytes:
         try:

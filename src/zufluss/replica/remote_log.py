@@ -2,11 +2,11 @@
 
 A log is one range of offsets in up to two places that overlap: remote storage has it up to some
 closed segment, this server has it from some segment on. Records on this server are served from
-here. For older records a reader is told the remote segments, and reads them itself.
+here. For older records a reader gets the names of the remote segments, and reads them itself.
 
 The manifest lists the segments of the remote part; the coordinator knows which manifest is
 committed. A server that starts reads that manifest. Until then nothing is deleted on this server,
-and readers of records that are only in remote storage are told to try again.
+and readers of records that are only in remote storage get a retriable error.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """One bucket on this server: its log, key-value state, remote part, holds, fence and waiters.
 
 A `Replica` exists while the bucket is open. `open` restores what the disk lost, opens the log,
-brings the key-value state to the end of the log, sets the retention holds and the fence, and tells
-those who follow the bucket's life. `alter` applies new table properties. `close` ends everything of
-the bucket, and `reopen` opens a bucket that could not be opened before. After an error that leaves
-its state in doubt, `fail` refuses everything and has the server close the bucket and open it again
-from its log. What a replica needs of its server comes in a `ReplicaHost`; the directory of replicas
-is `tablet/buckets.py`.
+brings the key-value state to the end of the log, sets the retention holds and the fence, and
+notifies the followers of the bucket. `alter` applies new table properties. `close` ends everything
+of the bucket, and `reopen` opens a bucket that could not be opened before. After an error that
+leaves its state in doubt, `fail` refuses everything and has the server close the bucket and open it
+again from its log. What a replica needs of its server comes in a `ReplicaHost`; the directory of
+replicas is `tablet/buckets.py`.
 
 Writers wait until their batch is acknowledged (the high watermark has passed it); readers wait
 until there is something new below the high watermark. Both are woken by `advance`, the single
@@ -240,7 +240,7 @@ class Replica:
             self.kv.table = settings.kv
 
     def close(self, *, delete: bool) -> None:
-        """Give the bucket up, and its files with `delete`. Everybody who waits is answered."""
+        """Give the bucket up, and its files with `delete`. Answers all waiters."""
         host = self._host
         for closed in host.closed:
             closed(self)
@@ -332,8 +332,7 @@ class Replica:
     def await_append(self, end_offset: int, waiter: AppendWaiter) -> None:
         """Tell `waiter` when the high watermark reaches `end_offset`.
 
-        Waiters are told in the order they came; the retry of an earlier batch is told late, not
-        never.
+        Waiters are answered in order; the retry of an earlier batch is answered late, not never.
         """
         if self.failure is not None:
             waiter.failed(self.failure)
@@ -356,7 +355,7 @@ class Replica:
             self._host.failed(self)
 
     def release(self) -> None:
-        """Answer everybody who waits; the bucket stops or failed."""
+        """Answer all waiters; the bucket stops or failed."""
         error = self.failure or LogStorageError(
             f"{self.path} bucket {self.bucket.bucket_id} stopped before the write was durable; "
             "send it again"

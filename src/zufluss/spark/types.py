@@ -89,7 +89,7 @@ def for_spark(rows: pa.Table) -> pa.Table:
 
 
 def changed_type(of: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with `change` applied to all parts that are no list, map or struct."""
+    """A type with `change` applied to all parts except lists, maps and structs."""
     if pa.types.is_nested(of):
         return _nested(of, lambda part: changed_type(part, change))
     return change(of)

@@ -1,10 +1,10 @@
 """Answers of rows by key: how large one may become, and how many are made at a time.
 
-A request of a few bytes can ask for many rows, and nobody knows how large they are before they are
-read. So every answer is made within a number of bytes. It is first tried as a small answer, for
-which there is always room soon. Only if it becomes larger is it begun again as a large one; few of
-those are made at a time, and none for a client that has not read its earlier answers. An answer
-that waits holds no rows.
+A request of a few bytes can ask for many rows, whose size is unknown before they are read. So every
+answer is made within a number of bytes. It is first tried as a small answer, for which there is
+always room soon. Only if it becomes larger is it begun again as a large one; few of those are made
+at a time, and none for a client that has not read its earlier answers. An answer that waits holds
+no rows.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RowsAnswer:
         self._turn = 0
 
     async def next_bucket(self, bucket: Any) -> None:
-        """Go on with the next bucket of the request; lets other requests go on now and then."""
+        """Go on with the next bucket of the request; lets other requests run in between."""
         self._end_bucket()
         self.partition_id, self._bucket_id = partition_id_of(bucket), bucket.bucket_id
         self._turn += 1

@@ -77,7 +77,7 @@ class Assignments:
     async def _open_or_refuse(
         self, assignment: ReplicaAssignment, remotes: Mapping[TableBucket, BucketRemote]
     ) -> LogStorageError | None:
-        await asyncio.sleep(0)  # a table has thousands of buckets; other requests go on
+        await asyncio.sleep(0)  # a table has thousands of buckets; other requests run in between
         try:
             await self._open(assignment, remotes, Replica.open)
         except Exception as e:

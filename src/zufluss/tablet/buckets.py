@@ -131,7 +131,7 @@ class Buckets:
         return None if table is None else table.replicas.get((partition_id, bucket_id))
 
     def replica(self, table_id: int, partition_id: int | None, bucket_id: int) -> Replica:
-        """The replica of a bucket; raises why there is none."""
+        """The replica of a bucket; raises the reason if there is none."""
         replica = self.find(table_id, partition_id, bucket_id)
         if replica is None:
             raise self.why_not(table_id, partition_id, bucket_id)

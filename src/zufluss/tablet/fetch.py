@@ -103,7 +103,7 @@ class Fetch:
         if self.reading is not None:
             return
         if self.connection.closing:
-            self._unpark()  # nobody is there to answer
+            self._unpark()  # the client is gone
             return
         if self.connection.backlogged:
             self._unpark()

@@ -3,7 +3,7 @@
 A bucket that a request names twice is read once: the last entry counts, as in Apache Fluss. What a
 fetch costs is bounded by the bytes that it reads and the statistics that it looks at, not by what
 it returns. A long read is a generator that pauses when it has done enough for one turn of the event
-loop, so that other requests go on.
+loop, so that other requests can run.
 
 Projection and filters work on whole batches: a projection rewrites the Arrow message to the chosen
 columns, a filter drops batches whose statistics prove that no row matches and reports how far it
@@ -194,7 +194,7 @@ class FetchReader:
         return self.bytes_passed + WORK_BYTES * self.prune_work
 
     def _pause(self) -> Generator[None, None, None]:
-        """Let other requests go on."""
+        """Let other requests run."""
         yield
         self._turn_end = self.cost + TURN_BYTES
 

@@ -3,7 +3,7 @@
 A lookup whose keys are in memory is answered on the event loop where it stands: one kernel takes
 the request apart, one finds the values and writes the answer. What is not in memory, prefixes and
 scans are worked out by the key-value worker, in order with the puts: some keys at a time, so that
-puts and other lookups go on in between, and within a number of bytes (`answers.py`).
+puts and other lookups run in between, and within a number of bytes (`answers.py`).
 
 Readers see what lies below the high watermark: never a row that a crash could take back, always
 one that was acknowledged.
@@ -51,7 +51,7 @@ ANSWER_BYTES = 256 * 1024
 REQUEST_KEYS_MAX = 1 << 16
 """Most keys or prefixes of one request."""
 STEP_KEYS = 1024
-"""Keys whose rows the key-value worker reads in one step; puts go on in between."""
+"""Keys whose rows the key-value worker reads in one step; puts run in between."""
 PENDING_BYTES_MAX = 64 << 20
 """Requests that may wait for the key-value worker."""
 

@@ -28,7 +28,7 @@ class TableFence(NamedTuple):
 
 
 class KnownProducers:
-    """The producers of all tables, as far as this server was told."""
+    """The producers of all tables that the coordinator announced to this server."""
 
     def __init__(self) -> None:
         self._tables: dict[int, TableFence] = {}

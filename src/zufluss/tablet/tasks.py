@@ -26,7 +26,7 @@ class BackgroundTasks:
         return task
 
     def repeat(self, seconds: float, work: Callable[[], object]) -> None:
-        """Call `work` every so many seconds; a failure is logged and the next round comes."""
+        """Call `work` periodically; a failure is logged and the next round comes."""
         self.spawn(_repeat(seconds, work))
 
     def cancel(self) -> None:

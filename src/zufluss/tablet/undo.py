@@ -12,7 +12,7 @@ of an earlier epoch is therefore either below the noted end, or refused. The cha
 carry the producer's number and a task number reserved for undos. They are ordinary changes with
 sequence numbers of their own, and survive a crash.
 
-An undo goes on after the call that began it was answered or broken off. A call for the same
+An undo continues after the call that began it was answered or cancelled. A call for the same
 producer, epoch and offset joins it, or learns that it is done. If a stop, a crash or a newer epoch
 ends an undo half-way, repeating it completes the rest and leaves finished keys as they are.
 """

@@ -1,4 +1,4 @@
-"""Test kits that ship with zufluss: conformance suites for whoever writes a backend.
+"""Test kits that ship with zufluss: conformance suites for authors of backends.
 
 They need pytest and pytest-asyncio, which zufluss itself does not install. Nothing in zufluss
 imports this package.

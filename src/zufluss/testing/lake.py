@@ -141,7 +141,7 @@ class LakeConformance:
         assert self._found(log) == []
 
     def test_a_column_added_to_the_table_is_there_before_its_data(self, log: LakeRounds) -> None:
-        """Rows from before read as NULL in it, whoever reads."""
+        """Every reader reads NULL for it in older rows."""
         log.commit(log.write(named_rows(0, 4)))
         log.evolved(with_column(log.table, "extra", "DECIMAL(10, 2)"))
         extra = pa.array([Decimal("1.25"), None], pa.decimal128(10, 2))
@@ -261,7 +261,7 @@ class LakeConformance:
     def test_a_committer_that_was_opened_before_other_commits_still_works(
         self, log: LakeRounds
     ) -> None:
-        """What it knew of the table is old; what it was told to expect is not."""
+        """What it knew of the table is old; its expectation is not."""
         with log.committer() as early:
             early.prepare_table()
             first = log.commit(log.write(named_rows(0, 3))).snapshot_id
@@ -305,7 +305,7 @@ class LakeConformance:
         assert self._files(log) == before
 
     def test_an_aborted_round_leaves_no_file(self, log: LakeRounds) -> None:
-        """A refused commit is cleaned up by whoever was refused."""
+        """The refused caller cleans up its commit."""
         log.commit(log.write(named_rows(0, 2)))
         before = self._files(log)
         written = log.write(named_rows(10, 6))
@@ -524,7 +524,7 @@ class LakeConformance:
         assert log.newest_id() == newest
 
     def test_compaction_applies_deletes(self, keyed: LakeRounds) -> None:
-        """Rounds go on after it, over the files it wrote."""
+        """Rounds continue after it, on the files it wrote."""
         rng = random.Random(7)
         for number in range(4):
             keyed.commit(random_changes(keyed, rng, number))
@@ -588,7 +588,7 @@ class LakeConformance:
         assert self._found(keyed) == keyed.contents()
 
     def test_expiry_keeps_the_newest_and_what_it_is_told_to_keep(self, log: LakeRounds) -> None:
-        """A reader that pinned a snapshot goes on reading it."""
+        """A reader that pinned a snapshot continues to read it."""
         states = []
         for number in range(4):
             result = log.commit(log.write(named_rows(10 * number, 3)))

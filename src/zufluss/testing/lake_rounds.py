@@ -57,7 +57,7 @@ from zufluss.record.keys.encoding import bucket_assign
 CREATED_MS = 1_700_000_000_000
 """When tables of the suite were created, and the timestamp of offset 0."""
 NEWEST = -1
-"""Stands for the newest snapshot of ours where a commit is told what to expect."""
+"""The newest snapshot of ours, as the expectation of a commit."""
 SYSTEM_FIELDS = (
     pa.field(BUCKET_COLUMN, pa.int32(), nullable=False),
     pa.field(OFFSET_COLUMN, pa.int64(), nullable=False),
@@ -283,7 +283,7 @@ class LakeRounds:
     def writer_context(
         self, bucket: TableBucket, partition: str | None, rows: int, handle: bytes | None, name: str
     ) -> WriterContext:
-        """The context of one writer, for a range of so many offsets."""
+        """The context of one writer, for a range of this many offsets."""
         start = self.offsets.get(bucket, 0)
         return WriterContext(
             table=self.table,

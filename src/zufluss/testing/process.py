@@ -63,7 +63,7 @@ class ReadyProcess:
 
     @property
     def running(self) -> bool:
-        """The process is there."""
+        """Whether the process exists."""
         return self.process is not None and self.process.poll() is None
 
     @property

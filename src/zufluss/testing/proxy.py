@@ -245,7 +245,7 @@ class FaultProxy:
 
 
 class _Pace:
-    """Lets so many bytes pass in a second; 0 means any number."""
+    """Limits the bytes per second; 0 means any number."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._rate = bytes_per_second
@@ -272,7 +272,7 @@ async def _relay(
     length: int | None,
     pace: _Pace,
 ) -> None:
-    """Pass on so many bytes, or all until the end; without a sink they are dropped."""
+    """Pass on this many bytes, or all until the end; without a sink they are dropped."""
     left = length
     while left is None or left > 0:
         piece = await source.read(PIECE_BYTES if left is None else min(left, PIECE_BYTES))

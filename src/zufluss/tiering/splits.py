@@ -18,7 +18,7 @@ bucket there is at most one split, and the splits of consecutive rounds join wit
 A snapshot is *much shorter* when it stands for at least `CHANGES_MIN` changes and has at most one
 row for `CHANGES_PER_ROW` of them: reading these changes only to fold them away would take several
 times as long. Otherwise the changelog is read, because only it knows the offset and the commit time
-of each row; rows of a snapshot have -1 for both, as in Fluss. The round after goes on with the
+of each row; rows of a snapshot have -1 for both, as in Fluss. The next round continues with the
 changelog from the snapshot's offset. A snapshot is of use only where the lake has nothing of the
 bucket: it does not tell which rows of the lake were deleted meanwhile. It is leased while the round
 runs, so newer ones do not replace it.

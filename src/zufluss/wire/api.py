@@ -247,7 +247,7 @@ class Api:
     response: type[Message]
     """The message in the answer."""
     roles: frozenset[Role]
-    """Who answers it when the roles run apart."""
+    """The role that answers it when the roles run apart."""
 
 
 def _roles(key: ApiKey) -> frozenset[Role]:

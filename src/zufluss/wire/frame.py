@@ -1,4 +1,4 @@
-"""Frames: what stands on the socket around a message.
+"""Frames: the bytes around a message on the socket.
 
 All integers are big-endian and signed. `length` counts everything after itself.
 

@@ -54,7 +54,7 @@ class PlainToken:
     authzid: str
     """Whom the client wants to act as; empty for itself."""
     user: str
-    """Who the client says it is."""
+    """The user that the client claims to be."""
     password: str = field(repr=False)
     """What proves it."""
 
@@ -72,7 +72,7 @@ class JaasEntry:
 
 
 def build_plain(user: str, password: str) -> bytes:
-    """The token with which a client says who it is."""
+    """The token with the user and password of a client."""
     if not user or not password or "\0" in user + password:
         raise ConfigError(
             "client.security.sasl.username and client.security.sasl.password must both be set, "

@@ -1,6 +1,6 @@
 """Which keys a primary-key table can be asked for: whole ones, or prefixes of them.
 
-How the bytes of a key come about stands in `record/keys/encoding.py`.
+`record/keys/encoding.py` describes the bytes of a key.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ from zufluss.wire import messages as m
 log = logging.getLogger(__name__)
 
 UndoBy = Literal["server", "client"]
-"""Who undoes: the leaders of the buckets, or this client by reading their changelogs."""
+"""Where an undo runs: on the leaders of the buckets, or in this client."""
 TaskOffsets = Mapping[TableBucket, int]
 """The end offsets of the buckets that a task wrote to."""
 
@@ -369,8 +369,8 @@ async def renew_producer(
 ) -> ProducerHandle:
     """Give a producer a new number, with epochs from 1 on; its last checkpoint stays.
 
-    For producers that begin so many epochs that the numbers of epochs run out. Nobody may have
-    written under the present epoch.
+    For producers that have used up nearly all epoch numbers. Nobody may have written under the
+    present epoch.
     """
     request = m.InitProducerRequest(
         producer_id=handle.producer_id,

@@ -160,7 +160,7 @@ class AutoPartitions:
         return True
 
     def _forget_held(self, todo: PartitionPlan, tables: tuple[TableEntry, ...] | None) -> None:
-        """Forget held partitions that are no longer expired, or were dropped."""
+        """Forget held partitions that were dropped or are no longer expired."""
         checked = None if tables is None else {table.info.table_id for table in tables}
         still = {(step.table.table_id, step.partition) for step in todo.drops}
         for partition_id, step in tuple(self._held.items()):

@@ -1,8 +1,7 @@
 """Handlers of the lake: tiering services ask for tables and report snapshots, readers ask for them.
 
 A request may name several tables, and each gets its own answer or error; a table that is refused
-never holds up its neighbours. What may be done and when stands in `lake/tables.py` and
-`lake/queue.py`.
+never holds up its neighbours. `lake/tables.py` and `lake/queue.py` have the rules.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class LeaseBook:
         return lease
 
     def idle(self, lease_id: str) -> Lease | None:
-        """The lease, if `current` would find it at once and nobody has its turn."""
+        """The lease, if `current` would find it at once and its turn is free."""
         lease = self.leases.get(lease_id)
         if lease is None or self.turns.is_doubtful(lease_id) or lease.is_over(self._clock()):
             return None
@@ -212,7 +212,7 @@ class LeaseBook:
             self._remove(before)
             loose += all_pins(before)
         for stored in leases:
-            # A renewal that nobody was told of prolongs nothing.
+            # An unanswered renewal does not prolong the lease.
             deadline = self._clock() + stored.remaining_ms / 1000
             stored.lease.deadline = deadline if before is None else before.deadline
             self.add(stored.lease)

@@ -3,7 +3,7 @@
 With a lease, readers say which snapshots they read, and how long those must stay. A lease has at
 most one snapshot per bucket. It exists as long as it pins a snapshot or has a revocation to report.
 It ends when its last bucket is released, when it is dropped, or when its time is over. Nothing
-brings it back: whoever renews a lease that is over gets an error.
+brings it back: renewing an expired lease is an error.
 
 The order of steps, so that a snapshot that was answered is never deleted:
 

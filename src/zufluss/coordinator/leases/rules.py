@@ -44,7 +44,7 @@ class SnapshotPin(NamedTuple):
     location_id: int
     """Where its `_METADATA` lies."""
     log_offset: int = LOG_OFFSET_UNKNOWN
-    """The changelog goes on from here."""
+    """The changelog continues from this offset."""
     size: int = 0
     """Bytes of its files; 0 where that is not known."""
 

@@ -52,7 +52,7 @@ class ProducerRecord:
     table_id: int
     """The id of the table."""
     number: int
-    """The number that its writer ids are made of; no other producer ever has it."""
+    """The number in its writer ids; no other producer ever has it."""
     epoch: int
     """Its present epoch, from 1 on."""
     owner: str | None

@@ -1,8 +1,8 @@
 """Handlers of remote locations and of the configuration that changes while the cluster runs.
 
-The handlers translate messages; which changes are allowed stands in `remote/locations.py`. A
-location is moved when `remote/inventory.py` has found its files at the new address: that takes a
-while, so it is done before the change and without holding up other changes.
+The handlers translate messages; `remote/locations.py` has the rules. A location is moved when
+`remote/inventory.py` has found its files at the new address: that takes a while, so it is done
+before the change and without holding up other changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PINNED_SHOWN: Final = 100
 MOVES_MAX: Final = 5
 """How often the copy of a location that moves is checked, while its files change."""
 INSPECTION_SECONDS: Final = 2.0
-"""How long an inspection goes on before it answers with what it has."""
+"""How long an inspection runs before it answers with its findings so far."""
 INSPECTION_BYTES: Final = 1 << 20
 """The size of an answer to an inspection after which no more is added."""
 READS: Final = 1

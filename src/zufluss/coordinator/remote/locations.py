@@ -134,7 +134,7 @@ class LocationRegistry:
         self.dynamic = stored.dynamic
         """Options that were changed while the cluster ran."""
         self.turn = turn
-        """Held by whoever changes the registry, or makes a file in a location count."""
+        """Held while the registry is changed or a file in a location is committed."""
         self._store = store
         self._ledger = ledger
         self._static = conf
@@ -168,9 +168,9 @@ class LocationRegistry:
     ) -> LocationRegistry:
         """Load the registry, and bring it up to the configuration.
 
-        `ConfigError` for a configuration without a location that has files. `live_usage` counts
-        the files; `has_uncounted` says whether somebody reads files that nobody has counted, so
-        that they may lie anywhere. `on_change` gets every new version, with full addresses.
+        `ConfigError` for a configuration without a location that has files. `live_usage` counts the
+        files; `has_uncounted` says whether files in use are not counted yet, so that they may be in
+        any location. `on_change` gets every new version, with full addresses.
         """
         stored = await _load(store, conf)
         now, before = _overlaid(conf, stored.dynamic), stored.locations

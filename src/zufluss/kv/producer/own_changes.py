@@ -6,8 +6,8 @@ of a producer; those of its earlier undos are among them. There are two ways fro
 
 *Exclusive*: nobody else changed the columns, so a key goes back to its row before the first change.
 Keys that were seen are remembered by 128 bits of hash, up to a limit. Beyond the limit the pass
-goes on with the keys of the lower half of the hashes, and a further pass reads the changelog again
-for the rest. So memory is bounded, however long the changelog is.
+continues with the keys of the lower half of the hashes, and a further pass reads the changelog
+again for the rest. So memory is bounded, however long the changelog is.
 
 *Shared*: others changed the same columns too. The changes of the producer to each key are summed up
 and subtracted, all at once for a key. Undos are changes too, so a key that was undone before has a

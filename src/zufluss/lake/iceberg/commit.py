@@ -1,6 +1,6 @@
 """Commits one snapshot to a catalog: attempts, the fence, and the meaning of errors.
 
-A commit has three outcomes. After an error they are told apart like this:
+A commit has three outcomes. This table tells them apart after an error:
 
 | error | then | outcome of the attempt |
 |---|---|---|

@@ -61,7 +61,7 @@ class SplitRead:
     partitions: tuple[str, ...] | None = None
     """Only rows of these partitions, since a file of a lake may have others too; None for all."""
     limit: int | None = None
-    """At most so many rows of a group."""
+    """At most this many rows of a group."""
 
     def group(self, group: SplitGroup) -> Iterator[pa.RecordBatch]:
         """The rows of a task, no more than the limit."""

@@ -66,7 +66,7 @@ SIGN_SECONDS: Final = 60.0
 BATCHES: Final = 1 << 19
 """Micro-batches of one producer of a log table."""
 EPOCHS_LEFT: Final = 1024
-"""A producer with at most so many epochs left gets a new number."""
+"""A producer with at most this many epochs left gets a new number."""
 
 Offsets = Mapping[TableBucket, int]
 

@@ -305,7 +305,7 @@ class FetchedSegments:
                 self._files.unlink(path)
                 yield memoryview(data)
         finally:
-            wait(coming)  # whoever stops early may remove the directory
+            wait(coming)  # a consumer that stops early may remove the directory
 
     def _fetch(self, segment: RemoteSegment) -> Future[Path]:
         target = self._directory / segment.segment_id

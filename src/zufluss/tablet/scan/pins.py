@@ -56,7 +56,7 @@ ID_BYTES: Final = 16
 REMEMBERED_MAX: Final = 10_000
 """Expired ids that are remembered; older ones become unknown."""
 RETRY_AFTER_MS: Final = 500
-"""Milliseconds that a refused client is told to wait."""
+"""Milliseconds that a refused client should wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class StatePin(Generic[T]):
         self.pin_id = pin_id
         self.bucket = bucket
         self.owner = owner
-        """Who opened it, None without authentication."""
+        """The user who opened it, None without authentication."""
         self.leader_epoch = leader_epoch
         """The leader epoch of the bucket at the opening; the pin ends with it."""
         self.opened = now

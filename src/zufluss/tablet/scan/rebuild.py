@@ -52,7 +52,7 @@ AT_ONCE: Final = 2
 MEMORY_BYTES: Final = 128 << 20
 """Memory of each; what does not fit is flushed."""
 LARGEST_VALUES: Final = 16
-"""And room for so many rows of the largest size."""
+"""Additional room, in rows of the largest size."""
 TRIES: Final = 2
 """How often it is planned: retention may take what was going to be read."""
 

@@ -241,7 +241,7 @@ class ScanService:
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
-            for pin in pins:  # one may have ended while others were made
+            for pin in pins:  # one may have ended while others were opened
                 self.pins.find(pin.pin_id, principal)
         except BaseException:
             for pin in pins:
@@ -389,9 +389,9 @@ class Search:
     until: bytes | None
     """Up to this one."""
     limit: int | None
-    """At most so many rows."""
+    """At most this many rows."""
     size: int
-    """Until the stored rows take so many bytes."""
+    """Stop when the stored rows take this many bytes."""
     deadline: float
     """Until then, on the clock of the loop."""
 

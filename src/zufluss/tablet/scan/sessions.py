@@ -183,7 +183,7 @@ class ScanSessions:
             session.call_seq_id, session.answer = request.call_seq_id, answer
         if not answer.has_more_results:
             self._pins.close(pin.pin_id, pin.owner)
-            if request.call_seq_id:  # nobody has the id of a scan to ask for the first one again
+            if request.call_seq_id:  # a client without the id cannot repeat the first call
                 self._last.add(pin.owner, request.call_seq_id, answer)
         return answer
 

@@ -64,7 +64,7 @@ Key: TypeAlias = tuple[TableBucket, int]
 
 
 class PinnedState:
-    """The rows of a bucket at one log offset, shared by all who scan it. On the event loop."""
+    """The rows of a bucket at one log offset, shared by all scans of it. On the event loop."""
 
     def __init__(
         self, owner: PinStates, replica: Replica, pins: PinDirectory, files: PinnedFiles
