@@ -17,7 +17,7 @@ from zufluss.errors import CorruptRecordError, LogStorageError
 from zufluss.log.commit_log import BLOCK_BYTES, kept_in, read_commit_log
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files, OpenFile
-from zufluss.log.log import AppendResult, Log
+from zufluss.log.log import WRITERS_INLINE, AppendResult, Log
 from zufluss.log.manager import COMMIT_DIRECTORY, COPY_BYTES_MAX, LogManager, log_directory
 from zufluss.log.writer_state import WriterState
 from zufluss.model.table import PhysicalTablePath, TableBucket
@@ -618,3 +618,26 @@ async def test_group_commit_with_real_threads(tmp_path: Path) -> None:
 
 def _unexpected(log: Log, cause: Any) -> None:
     raise AssertionError(f"{log} failed: {cause}")
+
+
+async def test_the_snapshot_of_many_writers_is_not_written_by_the_event_loop(
+    tmp_path: Path,
+) -> None:
+    server = Server(tmp_path, flush=FlushMode.OS)
+    log = server.log()
+    log.config = LogConfig(ttl_ms=10)
+    for writer in range(WRITERS_INLINE + 1):
+        view, checked = entry(batch(writer=writer, sequence=0))
+        log.append(view, checked, 1)
+    log.advance_high_watermark(log.log_end_offset)
+    log.roll()
+    snapshot = log.directory / f"{log.log_end_offset:020d}.writer_snapshot"
+    assert not snapshot.exists()
+    assert server.manager.expire_log(log, 1000) == 0, "its batches are all there is of the writers"
+    server.flush_worker.run()
+    assert snapshot.exists()
+    assert server.manager.expire_log(log, 1000) == 1
+    server.flush_worker.run()
+    server.kill()
+    writers = Server(tmp_path, flush=FlushMode.OS).log().writers
+    assert writers.retained(WRITERS_INLINE)

@@ -258,3 +258,31 @@ def test_a_producers_numbers_have_an_end_and_its_gaps_do_not_expire() -> None:
     assert state.forget_expired(1000) == 1
     assert not state.producer_writers()
     assert state.check(_entry((_producer(2), 0)), 1000) is None
+
+
+def test_a_log_remembers_no_more_writers_than_it_may(tmp_path: Path) -> None:
+    """The one that wrote last stays, however long ago it came."""
+    log = open_log(tmp_path, writers_max=100)
+    append(log, batch(writer=1, sequence=0))
+    for writer in range(2, 101):
+        append(log, batch(writer=writer, sequence=0))
+    append(log, batch(writer=1, sequence=1))
+    append(log, batch(writer=101, sequence=0))
+    assert len(log.writers) == 90
+    append(log, batch(writer=1, sequence=2))
+    with pytest.raises(OutOfOrderSequenceError, match="does not know this writer"):
+        append(log, batch(writer=2, sequence=1))
+    crash(log)
+    log = open_log(tmp_path, writers_max=50)
+    assert len(log.writers) == 45
+    assert log.writers.retained(1)
+
+
+def test_the_tasks_of_producers_are_not_forgotten_for_other_writers() -> None:
+    """A task that is run again begins at 0: forgotten, it would write everything twice."""
+    state = WriterState(1000, writers_max=10)
+    state.record(_producer(1), 0, 0, 1, 0)
+    for writer in range(100):
+        state.record(writer, 0, writer + 1, writer + 2, 0)
+    assert len(state) <= 11
+    assert state.check(_entry((_producer(1), 0)), 0) == (0, 1)

@@ -187,3 +187,15 @@ async def test_a_bucket_that_is_being_recovered_can_be_dropped(tmp_path: Path) -
     assert not (tmp_path / "db" / f"t-{TABLE}" / "log-0").exists()
     files.sick = {}
     await tablet.server.close()
+
+
+async def test_a_writer_that_only_the_log_has_forgotten_harms_nobody(tmp_path: Path) -> None:
+    """The state decides about writers. Log and state forget them at different moments."""
+    tablet = Keyed(tmp_path)
+    async with serving(tablet):
+        await tablet.put((1, "one"), writer_id=5, sequence=0)
+        replica = tablet.replica()
+        replica.log.writers.forget_expired(1 << 60)
+        await tablet.put((2, "two"), writer_id=5, sequence=1)
+        assert tablet.replica() is replica
+        assert await tablet.rows() == {1: "one", 2: "two"}

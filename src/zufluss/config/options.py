@@ -391,6 +391,14 @@ SERVER_WRITER_ID_EXPIRATION_TIME = duration_option(
     "An idempotent writer that has written nothing for this long is forgotten.",
     minimum=1,
 )
+ZUFLUSS_LOG_WRITERS_MAX = int_option(
+    "zufluss.log.max-writers-per-bucket",
+    10_000,
+    "Idempotent writers that a bucket remembers. When more have written, those that wrote least "
+    "recently are forgotten: such a writer is refused when it comes back, and gets a new id. Tasks "
+    "of exactly-once producers are remembered besides.",
+    minimum=100,
+)
 ZUFLUSS_LOG_FLUSH = enum_option(
     "zufluss.log.flush",
     "ack",

@@ -44,6 +44,8 @@ class LogConfig:
     """Close the segment being written when all of it has expired, so that it can go too."""
     writer_expiry_ms: int = 7 * 24 * 3600 * 1000
     """A writer silent for longer may come back with any sequence number."""
+    writers_max: int = 10_000
+    """Writers that are remembered; those that wrote least recently are forgotten first."""
 
     def __post_init__(self) -> None:
         if not 0 < self.segment_bytes_max <= INT32_MAX:
@@ -66,4 +68,5 @@ class LogConfig:
             local_segments=info.property(table_options.TABLE_LOG_TIERED_LOCAL_SEGMENTS),
             local_ttl_ms=ttl_ms if local_ttl_ms is None else local_ttl_ms,
             writer_expiry_ms=conf.get(options.SERVER_WRITER_ID_EXPIRATION_TIME),
+            writers_max=conf.get(options.ZUFLUSS_LOG_WRITERS_MAX),
         )

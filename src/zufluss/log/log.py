@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +44,7 @@ from zufluss.log.segment import (
     headers,
 )
 from zufluss.log.sync import SyncPlan
+from zufluss.log.writer_state import WriterState
 from zufluss.model.table import TableBucket
 from zufluss.record.batch.check import CheckedBatch
 from zufluss.record.header import iter_headers, stamp, verify_crc
@@ -56,6 +57,20 @@ RESERVE_FROM_BYTES = 256 << 10
 
 RESERVE_BYTES_MAX = 16 << 20
 """Most that is reserved ahead."""
+
+WRITERS_INLINE = 200
+"""Snapshots of more writers are not written by the event loop: each takes it several µs."""
+
+
+class OwedSnapshot(NamedTuple):
+    """A writer snapshot that is to be written in a thread."""
+
+    offset: int
+    """The end of the segment that was closed."""
+    incarnation: int
+    """The number of truncations then."""
+    writers: WriterState
+    """The writers there; a copy."""
 
 
 class AppendResult(NamedTuple):
@@ -74,8 +89,8 @@ class Log(LogReader):
 
     __slots__ = (
         "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
-        "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config", "failure",
-        "held_back", "holds", "incarnation", "leader_epoch", "on_failure", "on_roll",
+        "_owed", "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config",
+        "failure", "held_back", "holds", "incarnation", "leader_epoch", "on_failure", "on_roll",
         "sync_failure", "sync_lock", "writers",
     )  # fmt: skip
 
@@ -111,6 +126,7 @@ class Log(LogReader):
         self._pwrite = files.pwrite
         self._checkpoint_lock = threading.Lock()
         self._deleted = False
+        self._owed: OwedSnapshot | None = None
         self._names: dict[Path, int] = {}
         self._names_changes = 0
         self._side_files: dict[Path, None] = {}
@@ -126,6 +142,8 @@ class Log(LogReader):
         """Number of truncations in the log's life."""
         self.writers = recovered.writers
         """Last batches of the idempotent writers."""
+        self.writers.writers_max = self.config.writers_max
+        self.writers.forget_oldest()
         self.last_timestamp = recovered.last_timestamp
         """Commit timestamp of the last batch; the next one is not less."""
 
@@ -406,7 +424,8 @@ class Log(LogReader):
         base = self.log_end_offset
         segment = Segment(self.directory, base, 0, self.config.index_interval_bytes)
         try:
-            snapshot = self._write_snapshot()
+            deferred = len(self.writers) > WRITERS_INLINE and self.on_roll is not None
+            snapshot = None if deferred else self._write_snapshot()
             segment.file = self.files.open(segment.path, create=True)
         except OSError as e:
             raise LogStorageError(f"{self}: starting a segment at {base} failed: {e}") from e
@@ -420,12 +439,33 @@ class Log(LogReader):
         if self.on_roll is not None:
             self.on_roll(self)
 
-    def _begin_segment(self, closed: Segment, segment: Segment, snapshot: Path) -> None:
+    def take_owed_snapshot(self) -> OwedSnapshot | None:
+        """The writer snapshot that a roll left to be written with `write_owed_snapshot`."""
+        owed, self._owed = self._owed, None
+        return owed
+
+    def write_owed_snapshot(self, owed: OwedSnapshot) -> None:
+        """Write a snapshot; then call `snapshot_written` on the event loop. For any thread."""
+        self.files.put(self._snapshot_path(owed.offset), owed.writers.to_json())
+
+    def snapshot_written(self, owed: OwedSnapshot) -> None:
+        """Use a snapshot that was written; the next checkpoint makes it durable."""
+        if self.failure is None and owed.incarnation == self.incarnation:
+            insort(self._snapshots, owed.offset)
+            self._side_files[self._snapshot_path(owed.offset)] = None
+            self._names_changed(self.directory)
+
+    def _begin_segment(self, closed: Segment, segment: Segment, snapshot: Path | None) -> None:
         if closed.synced < closed.size:
             self._unsynced.append(closed)
         else:
             closed.file = None
-        self._side_files.update(dict.fromkeys((*closed.loaded_index().paths, snapshot)))
+        self._side_files.update(dict.fromkeys(closed.loaded_index().paths))
+        if snapshot is None:
+            writers = self.writers.copy()
+            self._owed = OwedSnapshot(segment.base_offset, self.incarnation, writers)
+        else:
+            self._side_files[snapshot] = None
         closed.index = None
         segment.loaded_index()
         self._segments.append(segment)
@@ -623,6 +663,7 @@ class Log(LogReader):
         limit = holds.floor(free, Holder.KV_STATE)
         until = self._bases[1 : len(old) + 1]
         self.held_back = any(limit < end <= free for end in until)
+        limit = min(limit, max(self._snapshots, default=0))  # the writers of what goes are there
         old = [segment for segment, end in zip(old, until, strict=False) if end <= limit]
         if not old:
             return None
@@ -632,7 +673,8 @@ class Log(LogReader):
         if self._hw_segment in old:
             self._hw_segment, self._hw_position = self._segments[0], 0
         start = self.log_start_offset
-        ends = (*(segment.base_offset for segment in old[1:]), start)
+        kept = min(offset for offset in self._snapshots if offset >= start)
+        ends = (*(segment.base_offset for segment in old[1:]), start, kept)
         paths = [path for segment in old for path in segment.paths]
         paths += [self._snapshot_path(offset) for offset in self._snapshots if offset < start]
         self._snapshots = [offset for offset in self._snapshots if offset >= start]

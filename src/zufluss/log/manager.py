@@ -395,7 +395,7 @@ class LogManager:
 
         def done(outcome: object) -> None:
             if isinstance(outcome, Exception):
-                _logger.error("log_removal_failed", reason=str(outcome))
+                _logger.error("log_work_failed", reason=str(outcome))
             elif then is not None:
                 then()
 
@@ -421,6 +421,11 @@ class LogManager:
         self._group.schedule()
 
     def _rolled(self, log: Log) -> None:
+        owed = log.take_owed_snapshot()
+        if owed is not None:
+            self._in_background(
+                partial(log.write_owed_snapshot, owed), partial(log.snapshot_written, owed)
+            )
         self._flusher.flush([log])
 
     def _start_timer(self) -> None:

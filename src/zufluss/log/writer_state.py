@@ -7,7 +7,8 @@ a gap, and accepting it would hide a loss. The batches of one bucket entry stand
 
 A writer that wrote nothing for the expiry time may come back with any number. It is remembered as
 expired for one more such period, so that coming back works, and forgotten after that; a writer
-nobody remembers must start at 0.
+nobody remembers must start at 0. No more than `writers_max` writers are remembered: when there are
+more, a tenth of them goes, those that wrote least recently.
 
 The writers of producers (`model/producer.py`) are stricter, since a task that is run again sends
 what it had sent before, from its first batch on. A task is remembered with its newest epoch only:
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from crc32c import crc32c
@@ -41,6 +43,9 @@ RETAINED_BATCHES = 5
 
 SEQUENCE_MAX = (1 << 31) - 1
 """The number after which a writer starts again at 0."""
+
+UNLIMITED = 1 << 62
+"""As many writers as there are."""
 
 SNAPSHOT_VERSION = 1
 _CRC_KEY = "zufluss_crc32c"
@@ -63,10 +68,12 @@ class LoggedBatch(NamedTuple):
 class WriterState:
     """The last batches of every writer of one log."""
 
-    __slots__ = ("_tasks", "_writers", "expiry_ms")
+    __slots__ = ("_tasks", "_writers", "expiry_ms", "writers_max")
 
-    def __init__(self, expiry_ms: int) -> None:
+    def __init__(self, expiry_ms: int, writers_max: int = UNLIMITED) -> None:
         self.expiry_ms = expiry_ms
+        self.writers_max = writers_max
+        """Writers that are remembered, without those of producers."""
         self._writers: dict[int, list[LoggedBatch]] = {}
         self._tasks: dict[int, int] = {}
         """Of each task of a producer: the writer id of its newest epoch, which is in `_writers`."""
@@ -81,7 +88,7 @@ class WriterState:
 
     def copy(self) -> WriterState:
         """A copy that changes independently."""
-        other = WriterState(self.expiry_ms)
+        other = WriterState(self.expiry_ms, self.writers_max)
         other._writers = {writer: list(retained) for writer, retained in self._writers.items()}
         other._tasks = dict(self._tasks)
         return other
@@ -207,6 +214,8 @@ class WriterState:
             self._writers[writer_id] = [batch]
             if is_producer(writer_id):
                 self._begin_epoch(writer_id)
+            elif len(self._writers) - len(self._tasks) > self.writers_max:
+                self.forget_oldest()
             return
         retained.append(batch)
         if len(retained) > RETAINED_BATCHES:
@@ -219,6 +228,18 @@ class WriterState:
         if earlier != writer_id:
             del self._writers[earlier]
         self._tasks[task] = writer_id
+
+    def forget_oldest(self) -> None:
+        """Forget the writers that wrote least recently, if there are too many.
+
+        Producers' tasks stay: a task that is run again sends everything again, from 0 on.
+        """
+        if len(self._writers) - len(self._tasks) <= self.writers_max:
+            return
+        last = [(r[-1].end_offset, w) for w, r in self._writers.items() if not is_producer(w)]
+        surplus = len(last) - self.writers_max + self.writers_max // 10
+        for _, writer_id in nsmallest(surplus, last):
+            del self._writers[writer_id]
 
     def forget_expired(self, now_ms: int) -> int:
         """Drop writers that have been expired for a whole further period; return how many."""

@@ -400,11 +400,12 @@ class PutHandler:
         view, checked = outcome.batch
         replica.tablet.unflushed_bytes += len(view)
         try:
-            appended = replica.log.append(view, (checked,), outcome.now_ms)
+            # The state has decided about the writer; the log may have forgotten another one since.
+            appended = replica.log.append_new(view, (checked,), outcome.now_ms)
         except Exception as e:
             reason = f"the changelog of a put was not written ({reason_of(e)})"
             raise self._fail(replica, reason) from e
-        if appended.end_offset != outcome.end_offset or appended.duplicate:
+        if appended.end_offset != outcome.end_offset:
             raise self._fail(
                 replica, f"the changelog ends at {appended.end_offset}, not {outcome.end_offset}"
             )
