@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.store import KvStore, LookupPlaces, hash_keys
 from zufluss.log.files import Files
@@ -32,7 +33,7 @@ def put(store: KvStore, keys: Sequence[bytes], values: Sequence[bytes | None], o
 
 def get(store: KvStore, keys: Sequence[bytes]) -> list[bytes | None]:
     names = Slices.of(keys)
-    return store.get(names, hash_keys(names)).tolist()
+    return store.get(names, hash_keys(names), NEWEST).tolist()
 
 
 def look_up(store: KvStore, keys: Sequence[bytes], horizon: int) -> list[bytes | None] | None:

@@ -235,7 +235,7 @@ class TabletMachine(RuleBasedStateMachine):
         names, store = list(KEY_BYTES.values()), self.tablet.store
         keys = Slices.of(names)
         if horizon == NEWEST:
-            found = store.get(keys, hash_keys(keys)).tolist()
+            found = store.get(keys, hash_keys(keys), NEWEST).tolist()
         else:
             found = look_up(store, names, horizon) or store.get_at(keys, horizon).tolist()
         rows = zip(KEY_BYTES, found, strict=True)

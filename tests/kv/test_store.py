@@ -23,6 +23,7 @@ from zufluss.kv.cold import flush
 from zufluss.kv.cold.flush import TABLE_FILE
 from zufluss.kv.cold.state import STATE_FILE, KvState, read_state
 from zufluss.kv.hot import memtable
+from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.hot.order import successor
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.rest import Rests
@@ -364,7 +365,7 @@ def test_values_in_the_arena_cannot_be_put(store: KvStore) -> None:
     names = Slices.of([b"k"])
     hashes = hash_keys(names)
     with pytest.raises(ValueError, match="copy them out"):
-        store.put(names, hashes, store.get(names, hashes), 1)
+        store.put(names, hashes, store.get(names, hashes, NEWEST), 1)
 
 
 def test_scans_keep_to_their_limits(store: KvStore) -> None:

@@ -146,14 +146,14 @@ class Connection:
         self.drained: list[Callable[[], None]] = []
         self._answered = asyncio.Event()
 
-    def send(self, handle: Any, request: Any) -> int:
+    def send(self, handle: Any, request: Any, version: int = 0) -> int:
         """Give a request to a handler as the network does."""
         request_id = 100 + len(self.answers)
         self.answers[request_id] = []
         array = np.frombuffer(bytearray(b"head" + request.SerializeToString()), np.uint8)
         self.inflight += 1
         try:
-            handle(self, request_id, 0, array, memoryview(array), 4, len(array))
+            handle(self, request_id, version, array, memoryview(array), 4, len(array))
         except ZuflussError as e:
             self.respond_error(request_id, e.code, e.message)
             self.done()

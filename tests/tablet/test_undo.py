@@ -349,6 +349,7 @@ async def test_a_step_that_meets_large_rows_is_done_in_parts(
 ) -> None:
     """Rows grow behind their first change, which is what the size of a step is decided by."""
     monkeypatch.setattr(tablet, "STORED_BYTES_MAX", 50)
+    monkeypatch.setattr(tablet, "STORED_ROWS_MIN", 0)
     await bucket.begin(1)
     assert await bucket.own(*((key, key) for key in range(9))) == 0
     start = bucket.replica().log.log_end_offset

@@ -168,20 +168,24 @@ class KvStore:
 
     # ---------------------------------------------------------------------------- by the worker
 
-    def get(self, keys: Slices, hashes: Positions) -> Slices:
+    def get(self, keys: Slices, hashes: Positions, bytes_max: int) -> Slices:
         """Return the newest values of keys, valid until the next read or write of any store.
 
         Values from the cold tier are not kept in memory: the caller is about to write these keys.
+        Raises `RowsTooLargeError` if the values take more than `bytes_max`.
         """
         self._poll()
         self.used = True
         values, unknown = self._memtable.find(keys, hashes, NEWEST)
+        if keys.count > 1:  # absent and unknown values begin where they end
+            bytes_max -= int(values.ends.sum() - values.starts.sum())
+            _check_room(bytes_max)
         if not unknown:
             return values
         if self.resident:
             np.maximum(values.starts, ABSENT, out=values.starts)
             return values
-        return self._with_cold(keys, hashes, values, keep=False)
+        return self._with_cold(keys, hashes, values, keep=False, bytes_max=bytes_max)
 
     def get_at(
         self, keys: Slices, horizon: int, *, keep: bool = True, bytes_max: int | None = None

@@ -43,16 +43,17 @@ from zufluss.kv.change import Groups, PutChange
 from zufluss.kv.changelog import Changes
 from zufluss.kv.cold.checkpoint import Checkpoint, remove_left_overs
 from zufluss.kv.cold.state import KvState
+from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.hot.memtable import group_keys, hash_keys
 from zufluss.kv.merge.base import DELETE, INSERT, UPDATE_BEFORE
 from zufluss.kv.merge.gather import SCHEMA_ID_BYTES, NewValues, longest, prefixed
 from zufluss.kv.merge.partial import Ids
 from zufluss.kv.producer.fence import OPEN, Fence
-from zufluss.kv.producer.undo import STORED_BYTES_MAX, StepTooLargeError, UndoStep, undo_change
+from zufluss.kv.producer.undo import StepTooLargeError, UndoStep, undo_change
 from zufluss.kv.replay import ChangelogPiece, EarlierChangelog, changelog_start, pieces
 from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.kv.settled import SettledBatch, SettledState
-from zufluss.kv.store import KvStore
+from zufluss.kv.store import KvStore, RowsTooLargeError
 from zufluss.kv.table import KvTable
 from zufluss.log.log import Log
 from zufluss.log.writer_state import WriterState
@@ -64,8 +65,11 @@ from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)
 
-STEP_KEYS: Final = 256
-"""Keys of an undo step whose rows are measured at a time."""
+STORED_BYTES_MAX: Final = 64 << 20
+"""Bytes of the stored rows of a put, or of a step of an undo, at most."""
+
+STORED_ROWS_MIN: Final = 4
+"""Rows of the largest size that a put may read in any case."""
 
 
 class PreparedPut(NamedTuple):
@@ -150,7 +154,7 @@ class KvTablet:
         hashes = hash_keys(batch.keys)
         groups = Groups(*group_keys(batch.keys, hashes))
         keys, hashes = batch.keys.take(groups.first), hashes[groups.first]
-        old = self.store.get(keys, hashes)
+        old = self._stored(keys, hashes)
         change = PutChange(table, batch, groups, old, engine, self.ids)
         changes = Changes(
             table.changelog, change.rows, change.kinds, batch.writer_id,
@@ -161,6 +165,21 @@ class KvTablet:
         self._apply(keys, hashes, change.new_values(), changes, now_ms)
         self.ids.use(change.ids_used)
         return PreparedPut(changes, self._next_offset, now_ms)
+
+    def _stored(self, keys: Slices, hashes: Positions) -> Slices:
+        """Return the stored rows of keys: a put reads them all, and may log them all.
+
+        Raises `RecordTooLargeError` if they are too large together; one row never is.
+        """
+        one = keys.count == 1
+        bytes_max = max(STORED_BYTES_MAX, STORED_ROWS_MIN * self._value_bytes_max)
+        try:
+            return self.store.get(keys, hashes, NEWEST if one else bytes_max)
+        except RowsTooLargeError as e:
+            raise RecordTooLargeError(
+                f"{self.table.info.path}: the stored rows of the {keys.count} keys of a batch take "
+                f"more than {bytes_max} bytes; send fewer keys in a batch"
+            ) from e
 
     def _apply(
         self,
@@ -249,29 +268,22 @@ class KvTablet:
         now_ms = max(now_ms, self._last_timestamp)
         keys = Slices.contiguous(*table.key.encode(step.rows))
         hashes = hash_keys(keys)
-        self._check_step(keys, hashes)
         own = frozenset(c.id for c in table.schema.columns if owner.owns(c.id))
-        change = undo_change(table, step, self.store.get(keys, hashes), own)
+        try:
+            change = undo_change(table, step, self._stored(keys, hashes), own)
+        except RecordTooLargeError as e:
+            raise StepTooLargeError(e.message) from e
         if not len(change.kinds):
             return PreparedPut(None, self._next_offset, now_ms)
         sequence = self._writers.next_sequence(writer_id)
         changes = Changes(table.changelog, change.rows, change.kinds, writer_id, sequence)
-        self._apply(keys, hashes, change.values, changes, now_ms)
+        try:
+            self._apply(keys, hashes, change.values, changes, now_ms)
+        except RecordTooLargeError as e:
+            if keys.count == 1:
+                raise
+            raise StepTooLargeError(e.message) from e
         return PreparedPut(changes, self._next_offset, now_ms)
-
-    def _check_step(self, keys: Slices, hashes: Positions) -> None:
-        """Refuse a step of many keys before all its stored rows are in memory."""
-        if keys.count == 1:
-            return
-        size = 0
-        for begin in range(0, keys.count, STEP_KEYS):
-            some = np.arange(begin, min(begin + STEP_KEYS, keys.count))
-            stored = self.store.get(keys.take(some), hashes[some])
-            size += int((stored.ends - stored.starts)[stored.starts != ABSENT].sum())
-            if size > STORED_BYTES_MAX:
-                raise StepTooLargeError(
-                    f"the rows of {keys.count} keys have more than {size} bytes"
-                )
 
     # ---------------------------------------------------------------------------------- recovery
 

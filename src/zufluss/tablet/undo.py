@@ -34,6 +34,7 @@ from zufluss.errors import (
     LogStorageError,
     OffsetOutOfRangeError,
     ProducerStateError,
+    StorageBackpressureError,
     UndoImpossibleError,
     UndoUnderWayError,
     UnknownTableOrBucketError,
@@ -65,6 +66,8 @@ ANSWER_SECONDS: Final = 10.0
 """A call is answered after this time, whether the undo is done or not."""
 TRIES: Final = 5
 """Attempts of an undo; retention may move segments to remote storage while they are read."""
+MEMORY_PAUSE_SECONDS: Final = 0.5
+"""How long an undo waits before it tries a step again for which there was no memory."""
 
 
 class UndoWrite(ServerPut):
@@ -351,6 +354,9 @@ class UndoHandler:
             part = parts.pop()
             try:
                 await self._write_part(undo, part)
+            except StorageBackpressureError:
+                parts.append(part)
+                await asyncio.sleep(MEMORY_PAUSE_SECONDS)
             except StepTooLargeError:
                 count = part.rows.num_rows
                 parts += [part.part(count // 2, count), part.part(0, count // 2)]

@@ -18,7 +18,7 @@ row, not to its writer.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,6 @@ from zufluss.record.slices import ABSENT, Positions, Slices
 
 Flags = npt.NDArray[np.bool_]
 
-STORED_BYTES_MAX: Final = 64 << 20
-"""Bytes of the stored rows of a step at most; a step with more is done in parts."""
 _DIGITS = 70
 """Digits of the decimals that sums are computed in: more than any number of changes reaches."""
 

@@ -1,0 +1,96 @@
+"""Puts that cost more than there is: refused before they change anything, and never for good."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.end_to_end.kv import Codec, kv_batch, put_request
+from tests.tablet.keyed import KEYED
+from tests.tablet.parts import Parts, parts
+from tests.tablet.support import TABLE, Connection
+from zufluss.errors import ErrorCode, StorageBackpressureError
+from zufluss.kv import tablet
+from zufluss.kv.hot.entries import NEWEST
+from zufluss.kv.store import KvStore, hash_keys
+from zufluss.record.slices import Slices
+from zufluss.tablet.put import BACKPRESSURE_VERSION
+from zufluss.wire import messages as m
+from zufluss.wire.codec import decode
+
+CODEC = Codec(KEYED)
+
+
+@pytest_asyncio.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[Parts]:
+    async with parts(tmp_path, KEYED) as made:
+        yield made
+
+
+async def put(keyed: Parts, *records: Any, version: int = BACKPRESSURE_VERSION) -> Any:
+    """Put one batch; the answer of its bucket."""
+    connection, request = Connection(), put_request(TABLE, kv_batch(records))
+    sent = connection.send(keyed.put_handler().handle, request, version)
+    (entry,) = decode(m.PutKvResponse, await connection.answer(sent)).buckets_resp
+    return entry
+
+
+def row_count(store: KvStore, count: int) -> int:
+    keys = Slices.of([CODEC.key((i,)) for i in range(count)])
+    return int((store.get(keys, hash_keys(keys), NEWEST).starts >= 0).sum())
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+async def test_deletes_of_more_stored_bytes_than_a_put_may_read_are_refused(
+    keyed: Parts, monkeypatch: pytest.MonkeyPatch, evicted: bool
+) -> None:
+    """A delete is some bytes, and its changelog has the whole row that it deletes."""
+    monkeypatch.setattr(tablet, "STORED_BYTES_MAX", 10_000)
+    monkeypatch.setattr(tablet, "STORED_ROWS_MIN", 0)
+    replica = await keyed.open()
+    for i in range(100):
+        assert (await put(keyed, CODEC.put((i, "x" * 1000)))).error_code == 0
+    store, end = replica.tablet.store, replica.log.log_end_offset
+    if evicted:
+        replica.tablet.flush()
+        store.flush_wait()
+        store.evict(store.memory_bytes)
+    refused = await put(keyed, *(CODEC.delete((i,)) for i in range(100)))
+    assert refused.error_code == ErrorCode.RECORD_TOO_LARGE_EXCEPTION
+    assert "10000 bytes; send fewer keys in a batch" in refused.error_message
+    assert replica.log.log_end_offset == end
+    assert row_count(store, 100) == 100
+    assert (await put(keyed, *(CODEC.delete((i,)) for i in range(5)))).error_code == 0
+    monkeypatch.setattr(tablet, "STORED_BYTES_MAX", 10)
+    assert (await put(keyed, CODEC.delete((5,)))).error_code == 0, "one row is never too large"
+    assert row_count(store, 100) == 94
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [
+        (BACKPRESSURE_VERSION, ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION),
+        (BACKPRESSURE_VERSION - 1, ErrorCode.KV_STORAGE_EXCEPTION),
+    ],
+)
+async def test_a_put_without_memory_is_refused_and_its_bucket_goes_on(
+    keyed: Parts, monkeypatch: pytest.MonkeyPatch, version: int, code: ErrorCode
+) -> None:
+    replica = await keyed.open()
+    assert (await put(keyed, CODEC.put((1, "one")))).error_code == 0
+
+    def none_left(*_: object, **__: object) -> None:
+        raise StorageBackpressureError("no memory")
+
+    with monkeypatch.context() as shortage:
+        shortage.setattr(KvStore, "put", none_left)
+        refused = await put(keyed, CODEC.put((2, "two")), version=version)
+    assert refused.error_code == code
+    assert replica.failure is None
+    assert replica.tablet.failure is None
+    assert (await put(keyed, CODEC.put((2, "two")))).log_end_offset == 2
+    assert replica.row_count() == 2
