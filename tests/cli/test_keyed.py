@@ -196,7 +196,8 @@ def test_a_scan_prints_the_rows_there_are_or_some_of_them(zufluss: Zufluss, orde
     assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 5, 6, 7, 8]
     some = rows_of(zufluss("scan", orders, "--limit", "4", "--columns", "status", "-o", "json"))
     assert some == [{"status": "s"}] * 4
-    zufluss("scan", orders, "--source", "snapshot")
+    none = zufluss("scan", orders, "--source", "snapshot", code=1)
+    assert "has no key-value snapshot yet" in none.err
     table = zufluss("scan", orders, "--columns", "id").out
     assert len(table.splitlines()) == 2 + 8
 

@@ -24,7 +24,7 @@ def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
         if getattr(command, "commands", None):
             yield from commands(command, (*path, name))
         else:
-            yield (*path, name)
+            yield path if command.hidden else (*path, name)
 
 
 ALL_COMMANDS = list(commands(get_command(app)))

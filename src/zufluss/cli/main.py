@@ -28,6 +28,7 @@ from zufluss.cli import (
     location_files,
     partition,
     producer,
+    scan,
     servers,
     table,
     tiering,
@@ -65,7 +66,7 @@ app.add_typer(location.app, name="location", rich_help_panel=_CATALOG)
 app.add_typer(lease.app, name="lease", rich_help_panel=_CATALOG)
 app.add_typer(producer.app, name="producer", rich_help_panel=_CATALOG)
 app.command(rich_help_panel=_DATA)(data.append)
-app.command(rich_help_panel=_DATA)(data.scan)
+app.add_typer(scan.app, name="scan", rich_help_panel=_DATA)
 app.command(rich_help_panel=_DATA)(keyed.upsert)
 app.command(rich_help_panel=_DATA)(keyed.delete)
 app.command(rich_help_panel=_DATA)(keyed.lookup)

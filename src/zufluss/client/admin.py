@@ -18,6 +18,7 @@ from zufluss.client.core.durations import Duration
 from zufluss.client.core.metadata import ServerFinding, ServerNode
 from zufluss.client.core.offsets import Position, places_of
 from zufluss.client.keyed import snapshots
+from zufluss.client.keyed.scan_info import KvScanInfo, end_kv_scans, list_kv_scans
 from zufluss.client.keyed.snapshots import KvSnapshotInfo, KvSnapshotMetadata
 from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, IfLost, open_lease
@@ -392,6 +393,18 @@ class AsyncAdmin:
         """End a lease, even if somebody uses it. An unknown lease is no error."""
         request = m.DropKvSnapshotLeaseRequest(lease_id=lease_id)
         await self._ask(ApiKey.DROP_KV_SNAPSHOT_LEASE, request)
+
+    async def list_kv_scans(self, path: Path | None = None) -> list[KvScanInfo]:
+        """List the running scans of all primary-key tables, or of one, with their clients."""
+        table_id = None
+        if path is not None:
+            table_id = (await self._connection.table_info(as_path(path))).table_id
+        return await list_kv_scans(self._connection, table_id)
+
+    async def end_kv_scans(self, scan_ids: str | Iterable[str]) -> list[str]:
+        """End scans, whose clients get an error; returns the ids of the scans that existed."""
+        ids = [scan_ids] if isinstance(scan_ids, str) else scan_ids
+        return await end_kv_scans(self._connection, ids)
 
     async def list_producers(self, path: Path | None = None) -> list[ProducerInfo]:
         """List the producers of a table with their offsets, or all producers without offsets."""

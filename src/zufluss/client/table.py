@@ -26,6 +26,15 @@ from zufluss.client.producer.exactly_once import (
 from zufluss.client.producer.handle import ProducerHandle
 from zufluss.client.producer.state import States
 from zufluss.client.producer.undo import OnUndo
+from zufluss.client.read.arguments import (
+    buckets_of,
+    check_at,
+    check_offsets,
+    columns_of,
+    filter_of,
+    limit_of,
+    partitions_of,
+)
 from zufluss.client.read.log_scan import AsyncLogScan
 from zufluss.client.read.scan import Offsets, Source, Start, Stop
 from zufluss.client.read.union_scan import AsyncUnionScan
@@ -36,6 +45,16 @@ from zufluss.model.expression import Expression
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableInfo, TablePath
 
+ScanChoice = tuple[
+    ClusterConnection,
+    TableInfo,
+    tuple[str, ...] | None,
+    Expression | None,
+    int | None,
+    tuple[Partition, ...] | None,
+    tuple[int, ...] | None,
+]
+"""The first options of every scan."""
 LAKE_SUFFIX: Final = "$lake"
 """Appended to the name of a table, it selects the rows that its lake table has."""
 
@@ -171,7 +190,7 @@ class AsyncTable:
     def scan(
         self,
         columns: Sequence[str] | None = None,
-        filter: Expression | None = None,
+        filter: Expression | str | None = None,
         *,
         start: Start = "earliest",
         stop: Stop = "latest",
@@ -195,8 +214,9 @@ class AsyncTable:
         - `"lake"`: the rows in the lake.
 
         The server prunes by `columns`, `filter` and `limit`, and the client applies the filter
-        exactly. A log is read from `start` to `stop`; `stop=None` follows it. `with_offsets` adds
-        the columns `__offset`, `__timestamp` and `__bucket`.
+        exactly. A filter is an expression of `col`, or a text such as `"id > 5 AND name IS NULL"`
+        (`model/filter_text.py`). A log is read from `start` to `stop`; `stop=None` follows it.
+        `with_offsets` adds the columns `__offset`, `__timestamp` and `__bucket`.
 
         For the rows of a primary-key table, `at` reads the state at offsets of its changelog, as
         far as the server can rebuild it; `prefetch=0` reads no page ahead; `resume=False` raises
@@ -205,10 +225,10 @@ class AsyncTable:
         >>> await table.scan(["id"], col("id") > 5).to_arrow()  # doctest: +SKIP
         >>> await orders.scan(source="union").to_pandas()  # doctest: +SKIP
         """
-        names = None if columns is None else tuple(columns)
-        parts = None if partitions is None else tuple(partitions)
-        numbers = None if buckets is None else tuple(buckets)
-        choice = (self._connection, self.info, names, filter, limit, parts, numbers)
+        choice = self._choice(columns, filter, limit, partitions, buckets)
+        for name, offsets in (("start", start), ("stop", stop)):
+            check_offsets(name, offsets)
+        check_at(at)
         origin = self._source(source)
         if origin == "live" or origin == "snapshot":
             _check_state(self.info, start, stop, with_offsets)
@@ -220,6 +240,25 @@ class AsyncTable:
         lake_only = origin == "lake"
         end = _union_end(start, stop)
         return AsyncUnionScan(*choice, end, with_offsets, lake_only)
+
+    def _choice(
+        self,
+        columns: Sequence[str] | None,
+        filter: Expression | str | None,
+        limit: int | None,
+        partitions: Iterable[Partition] | None,
+        buckets: Iterable[int] | None,
+    ) -> ScanChoice:
+        """The options that all scans share, checked."""
+        return (
+            self._connection,
+            self.info,
+            columns_of(columns),
+            filter_of(filter, self.info.schema),
+            limit_of(limit),
+            partitions_of(partitions),
+            buckets_of(buckets),
+        )
 
     def _source(self, source: Source | None) -> Source:
         if source is None:
@@ -291,7 +330,7 @@ class AsyncTable:
     def changelog(
         self,
         columns: Sequence[str] | None = None,
-        filter: Expression | None = None,
+        filter: Expression | str | None = None,
         *,
         start: Start = "earliest",
         stop: Stop = "latest",
@@ -309,18 +348,10 @@ class AsyncTable:
         ...     print(batch["_change_type"])
         """
         self._check_live("changelog")
-        return AsyncLogScan(
-            self._connection,
-            self.info,
-            None if columns is None else tuple(columns),
-            filter,
-            limit,
-            None if partitions is None else tuple(partitions),
-            None if buckets is None else tuple(buckets),
-            start,
-            stop,
-            changelog=True,
-        )
+        for name, offsets in (("start", start), ("stop", stop)):
+            check_offsets(name, offsets)
+        choice = self._choice(columns, filter, limit, partitions, buckets)
+        return AsyncLogScan(*choice, start, stop, changelog=True)
 
     async def kv_snapshot(
         self,
@@ -349,8 +380,7 @@ class AsyncTable:
 
         >>> await table.head(5)  # doctest: +SKIP
         """
-        if count < 0:
-            raise ValueError(f"count {count} is negative")
+        limit_of(count, "count")
         if self.lake_only or not self.info.has_primary_key:
             return await self.scan(limit=count).to_arrow()
         return await head_of_keys(self._connection, self.info, count)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 class Reader(Protocol):
     """Tells handlers whether the client reads large answers, and when it is gone."""
 
+    peer: str
+    """Address of the client."""
+
     @property
     def backlogged(self) -> bool:
         """Whether the client has not yet read the answers it was sent."""
@@ -35,6 +38,7 @@ class Reader(Protocol):
 class _AlwaysReads:
     """The reader of a call within the process, which is never behind."""
 
+    peer = "this process"
     backlogged = False
 
     async def has_read(self) -> None:

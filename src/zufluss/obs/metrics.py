@@ -195,17 +195,19 @@ REMOTE_LOG_FAILURES = tablet_metric(
 KV_PINS = tablet_metric(
     "zufluss_kv_pins",
     "Scans and pinned states of primary-key buckets that are open; `kv.scanner.max-per-server` "
-    "bounds them.",
+    "bounds their sum over all tables.",
+    OF_TABLE,
 )
 KV_PIN_OLDEST_AGE_SECONDS = tablet_metric(
     "zufluss_kv_pin_oldest_age_seconds",
     "Age of the oldest scan or pinned state, 0 without any; each occupies disk space.",
+    OF_TABLE,
 )
 KV_SCAN_ROWS = tablet_metric(
-    "zufluss_kv_scan_rows_total", "Rows that scans of primary-key buckets answered."
+    "zufluss_kv_scan_rows_total", "Rows that scans of primary-key buckets answered.", OF_TABLE
 )
 KV_SCAN_BYTES = tablet_metric(
-    "zufluss_kv_scan_bytes_total", "Bytes of these rows, as they were sent."
+    "zufluss_kv_scan_bytes_total", "Bytes of these rows, as they were sent.", OF_TABLE
 )
 PRODUCER_PUTS_FENCED = tablet_metric(
     "zufluss_producer_puts_fenced_total",

@@ -25,10 +25,7 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield Sample(metrics.BUCKETS_RECOVERED, retries.opened)
         yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
         yield from _remote_log_samples(tablet)
-        yield Sample(metrics.KV_PINS, len(tablet.scans.pins))
-        yield Sample(metrics.KV_PIN_OLDEST_AGE_SECONDS, tablet.scans.pins.oldest_seconds())
-        yield Sample(metrics.KV_SCAN_ROWS, tablet.scans.counts.rows)
-        yield Sample(metrics.KV_SCAN_BYTES, tablet.scans.counts.bytes)
+        yield from _scan_samples(tablet)
         yield Sample(metrics.PRODUCER_PUTS_FENCED, tablet.put.fenced)
         yield Sample(metrics.UNDO_KEYS, tablet.undos.keys_total)
         for table in tables:
@@ -36,6 +33,23 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
                 yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
 
     return read
+
+
+def _scan_samples(tablet: TabletServer) -> Iterable[Sample]:
+    """The scans of each table that has or had some."""
+    scans = tablet.scans
+    ages: dict[int, list[float]] = {}
+    for pin in scans.pins:
+        ages.setdefault(pin.bucket.table_id, []).append(scans.pins.age_seconds(pin))
+    for table_id, table in tablet.buckets.tables.items():
+        counts, pins = scans.counts.get(table_id), ages.get(table_id, [])
+        if counts is None and not pins:
+            continue
+        labels = tuple(table.info.path)
+        yield Sample(metrics.KV_PINS, len(pins), labels)
+        yield Sample(metrics.KV_PIN_OLDEST_AGE_SECONDS, max(pins, default=0.0), labels)
+        yield Sample(metrics.KV_SCAN_ROWS, 0 if counts is None else counts.rows, labels)
+        yield Sample(metrics.KV_SCAN_BYTES, 0 if counts is None else counts.bytes, labels)
 
 
 def _remote_log_samples(tablet: TabletServer) -> Iterable[Sample]:

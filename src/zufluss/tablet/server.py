@@ -57,6 +57,7 @@ from zufluss.tablet.remote.context import RemoteContext
 from zufluss.tablet.remote.kv_snapshots import KvSnapshotter
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
+from zufluss.tablet.scan.listing import ScanListing
 from zufluss.tablet.scan.rebuild import Rebuilder
 from zufluss.tablet.scan.service import ScanService
 from zufluss.tablet.scan.sessions import ScanSessions
@@ -162,7 +163,8 @@ class TabletServer:
         services.register_raw(ApiKey.PUT_KV, self.put.handle)
         services.register_raw(ApiKey.LOOKUP, self.lookup.handle)
         services.register(ApiKey.PREFIX_LOOKUP, self.lookup.prefix_lookup)
-        for service in (self.service, self.scans, ScanSessions(self.scans), self.undos):
+        scans = (self.scans, ScanSessions(self.scans), ScanListing(self._conf, self.scans))
+        for service in (self.service, *scans, self.undos):
             services.attach(service)
 
     # -- orders of the coordinator ----------------------------------------------------------

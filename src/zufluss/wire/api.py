@@ -111,6 +111,8 @@ class ApiKey(IntEnum):
     OPEN_KV_SNAPSHOT = 30030
     SCAN_KV_SNAPSHOT = 30031
     CLOSE_KV_SNAPSHOT = 30032
+    LIST_KV_SCANS = 30033
+    END_KV_SCANS = 30034
     INIT_PRODUCER = 30040
     CHECKPOINT_PRODUCER = 30041
     RELEASE_PRODUCER = 30042
@@ -166,6 +168,8 @@ _OUR_CLIENTS: Final = frozenset(
         ApiKey.OPEN_KV_SNAPSHOT,
         ApiKey.SCAN_KV_SNAPSHOT,
         ApiKey.CLOSE_KV_SNAPSHOT,
+        ApiKey.LIST_KV_SCANS,
+        ApiKey.END_KV_SCANS,
         ApiKey.INIT_PRODUCER,
         ApiKey.CHECKPOINT_PRODUCER,
         ApiKey.RELEASE_PRODUCER,
@@ -196,6 +200,8 @@ _TABLET_ONLY: Final = frozenset(
         ApiKey.OPEN_KV_SNAPSHOT,
         ApiKey.SCAN_KV_SNAPSHOT,
         ApiKey.CLOSE_KV_SNAPSHOT,
+        ApiKey.LIST_KV_SCANS,
+        ApiKey.END_KV_SCANS,
         ApiKey.UPDATE_PRODUCERS,
         ApiKey.GET_PRODUCER_ACTIVITY,
         ApiKey.UNDO_PRODUCER,

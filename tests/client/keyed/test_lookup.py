@@ -134,7 +134,7 @@ def test_head_returns_some_rows_of_a_table(conn: Connection, people: Table) -> N
     assert sorted(people.head()["id"].to_pylist()) == [1, 2, 3, 300]
     assert people.head(2).num_rows == 2
     assert people.head(0).num_rows == 0
-    with pytest.raises(ValueError, match="-1 is negative"):
+    with pytest.raises(ValueError, match="count is -1"):
         people.head(-1)
     log = create_table(conn, "id INT", bucket_count=1)
     with log.append() as writer:

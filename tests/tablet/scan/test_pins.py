@@ -11,6 +11,7 @@ import pytest
 from zufluss.errors import (
     AuthorizationError,
     ErrorCode,
+    KvPinGoneError,
     KvScanBusyError,
     KvScanExpiredError,
     NotLeaderError,
@@ -26,6 +27,7 @@ BUCKET, OTHER = TableBucket(7, None, 0), TableBucket(7, None, 1)
 class Wire:
     """A connection of a client, which can end."""
 
+    peer = "host:1"
     backlogged = False
 
     def __init__(self) -> None:
@@ -265,15 +267,28 @@ def test_a_state_that_is_made_after_its_bucket_stopped_is_let_go(world: World) -
     assert len(world.pins) == 0
 
 
-def test_the_oldest_age_is_that_of_the_oldest(world: World) -> None:
-    assert world.pins.oldest_seconds() == 0
+def test_pins_are_listed_by_age_under_numbers_that_give_no_access(world: World) -> None:
     first = world.open()
     world.now += 10
-    world.open()
-    assert world.pins.oldest_seconds() == 10
-    assert world.pins.remaining_seconds(first) == AGE - 10
-    world.pins.close(first.pin_id, None)
-    assert world.pins.oldest_seconds() == 0
+    second = world.open(OTHER)
+    world.pins.begin(OTHER, None, 1)
+    assert [pin.number for pin in world.pins] == [first.number, second.number]
+    assert [world.pins.age_seconds(pin) for pin in world.pins] == [10, 0]
+    assert world.pins.idle_seconds(first) == 10
+    with world.pins.use(first, Wire()):
+        assert world.pins.idle_seconds(first) == 0
+    assert first.peer == "host:1"
+    world.now += IDLE
+    assert list(world.pins) == []
+
+
+def test_a_pin_that_was_killed_is_not_to_be_opened_again(world: World) -> None:
+    pin = world.open()
+    world.pins.kill(pin, "anna")
+    for _ in range(2):
+        with pytest.raises(KvPinGoneError, match="ended by anna"):
+            world.pins.find(pin.pin_id, None)
+    assert world.free == ["state 1"]
 
 
 @dataclass

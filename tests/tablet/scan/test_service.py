@@ -380,6 +380,7 @@ async def test_a_call_that_waits_for_others_answers_in_its_time_too(tmp_path: Pa
 class Unread:
     """A client that sends many calls and reads no answer."""
 
+    peer = "test"
     backlogged = False
 
     async def has_read(self) -> None:

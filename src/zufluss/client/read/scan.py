@@ -13,6 +13,7 @@ import pyarrow as pa
 from zufluss.client.core.catalog import Partition
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import Position, check_buckets
+from zufluss.client.read.arguments import limit_of
 from zufluss.errors import InvalidTableError
 from zufluss.model.expression import Expression
 from zufluss.model.table import TableBucket, TableInfo
@@ -52,9 +53,8 @@ class AsyncScan(ABC):
     """Only these buckets; None for all."""
 
     def check_limit(self) -> None:
-        """Raise `ValueError` for a negative limit."""
-        if self.limit is not None and self.limit < 0:
-            raise ValueError(f"limit {self.limit} is negative")
+        """Raise `InvalidScanRequestError` for a limit that is none."""
+        limit_of(self.limit)
 
     def check_choice(self) -> None:
         """Raise `InvalidTableError` for buckets or partitions that the table cannot have."""

@@ -38,6 +38,8 @@ class Admin(Facade[AsyncAdmin]):
     kv_snapshot_lease = opens(AsyncAdmin.kv_snapshot_lease, KvSnapshotLease)
     kv_snapshot_leases = waits(AsyncAdmin.kv_snapshot_leases)
     drop_kv_snapshot_lease = waits(AsyncAdmin.drop_kv_snapshot_lease)
+    list_kv_scans = waits(AsyncAdmin.list_kv_scans)
+    end_kv_scans = waits(AsyncAdmin.end_kv_scans)
     list_producers = waits(AsyncAdmin.list_producers)
     drop_producer = waits(AsyncAdmin.drop_producer)
     server_nodes = waits(AsyncAdmin.server_nodes)

@@ -10,6 +10,7 @@ principal that opened it, and ends for one of these reasons, whatever comes firs
 | the connections of its clients ended, `…disconnect-grace` ago or longer | SCANNER_EXPIRED |
 | it reached `zufluss.kv.scanner.age-max`, used or not | SCANNER_EXPIRED |
 | its bucket stopped or has another leader epoch | SCANNER_EXPIRED |
+| somebody ended it for its client (`scan/listing.py`) | KV_PIN_GONE: it is not opened again |
 
 Every access looks at the clock, so no call gets through after the end, whether or not the sweep
 came by. A pin that is in use does not expire by idleness, and what it holds is let go only after
@@ -31,6 +32,7 @@ No I/O: the clock is passed in, and letting go is a call. Belongs to the event l
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -43,9 +45,11 @@ from zufluss.config.load import Configuration
 from zufluss.errors import (
     AuthorizationError,
     ErrorCode,
+    KvPinGoneError,
     KvScanBusyError,
     KvScanExpiredError,
     NotLeaderError,
+    ZuflussError,
 )
 from zufluss.model.table import TableBucket
 from zufluss.net.services import Reader
@@ -96,17 +100,22 @@ class StatePin(Generic[T]):
         "held",
         "leader_epoch",
         "left",
+        "number",
         "opened",
         "owner",
+        "peer",
         "pin_id",
         "readers",
         "used",
     )
 
     def __init__(
-        self, pin_id: bytes, bucket: TableBucket, owner: str | None, leader_epoch: int, now: float
+        self, number: int, bucket: TableBucket, owner: str | None, leader_epoch: int, now: float
     ) -> None:
-        self.pin_id = pin_id
+        self.pin_id = secrets.token_bytes(ID_BYTES)
+        """Random: whoever knows it can use the pin, if the owner is the same."""
+        self.number = number
+        """The pin's name for operators, which gives no access."""
         self.bucket = bucket
         self.owner = owner
         """The user who opened it, None without authentication."""
@@ -119,6 +128,8 @@ class StatePin(Generic[T]):
         """Calls under way, the making of the state included."""
         self.readers: set[Reader] = set()
         """Open connections of the clients that use it."""
+        self.peer = "?"
+        """Address of the last of them."""
         self.left: float | None = None
         """When the last of these connections ended; None while one is open, and if detached."""
         self.ended = False
@@ -152,19 +163,28 @@ class StatePins(Generic[T]):
         self._pins: dict[bytes, StatePin[T]] = {}
         self._of_bucket: dict[TableBucket, set[StatePin[T]]] = {}
         self._of_reader: dict[Reader, set[StatePin[T]]] = {}
-        self._expired: dict[bytes, tuple[float, str]] = {}
+        self._numbers = itertools.count(1)
+        self._expired: dict[bytes, tuple[float, ZuflussError]] = {}
 
     def __len__(self) -> int:
         return len(self._pins)
+
+    def __iter__(self) -> Iterator[StatePin[T]]:
+        """The pins whose state is made, the oldest first."""
+        self.sweep()
+        return iter([pin for pin in self._pins.values() if pin.held is not None])
 
     def of_bucket(self, bucket: TableBucket) -> int:
         """How many pins a bucket has."""
         return len(self._of_bucket.get(bucket, ()))
 
-    def oldest_seconds(self) -> float:
-        """The age of the oldest pin, 0 without any."""
-        now = self._clock()
-        return max((now - pin.opened for pin in self._pins.values()), default=0.0)
+    def age_seconds(self, pin: StatePin[T]) -> float:
+        """The time since a pin was opened."""
+        return self._clock() - pin.opened
+
+    def idle_seconds(self, pin: StatePin[T]) -> float:
+        """The time since the last call on a pin, 0 during a call."""
+        return 0.0 if pin.calls else self._clock() - pin.used
 
     def remaining_seconds(self, pin: StatePin[T]) -> float:
         """How long a pin can live at most from now on."""
@@ -181,9 +201,8 @@ class StatePins(Generic[T]):
             self.sweep()
         if refusal := self._full(bucket):
             raise KvScanBusyError(refusal)
-        pin: StatePin[T] = StatePin(
-            secrets.token_bytes(ID_BYTES), bucket, owner, leader_epoch, self._clock()
-        )
+        number = next(self._numbers)
+        pin: StatePin[T] = StatePin(number, bucket, owner, leader_epoch, self._clock())
         self._pins[pin.pin_id] = pin
         self._of_bucket.setdefault(bucket, set()).add(pin)
         return pin
@@ -238,6 +257,7 @@ class StatePins(Generic[T]):
         """A client uses the pin through this connection."""
         if pin.ended:
             return
+        pin.peer = reader.peer
         pin.left = None
         pin.readers.add(reader)
         pins = self._of_reader.get(reader)
@@ -276,13 +296,11 @@ class StatePins(Generic[T]):
         pin.used = self._clock()
         self._free(pin)
 
-    def _gone(self, pin_id: bytes) -> KvScanExpiredError:
+    def _gone(self, pin_id: bytes) -> ZuflussError:
         self._forget_old()
         expired = self._expired.get(pin_id)
         if expired is not None:
-            return KvScanExpiredError(
-                f"the scan or pin {pin_id.hex()} has ended: {expired[1]}; open it again"
-            )
+            return type(expired[1])(expired[1].message)
         return KvScanExpiredError(
             f"the scan or pin {pin_id.hex():.64} is not known here: it was closed, read to its "
             "end, or is none of this server's; open it again",
@@ -346,9 +364,24 @@ class StatePins(Generic[T]):
             )
         return None
 
+    def kill(self, pin: StatePin[T], who: str | None) -> None:
+        """End a pin for its client, which is told not to open it again."""
+        self._remember(
+            pin,
+            KvPinGoneError(
+                f"the scan of {pin.bucket} was ended by {who or 'an operator'}; begin a new one "
+                "if it is still needed"
+            ),
+        )
+
     def _expire(self, pin: StatePin[T], reason: str) -> None:
+        text = f"the scan or pin {pin.pin_id.hex()} has ended: {reason}; open it again"
+        self._remember(pin, KvScanExpiredError(text))
+
+    def _remember(self, pin: StatePin[T], problem: ZuflussError) -> None:
+        """End a pin and remember what to tell those who ask for it."""
         self._end(pin)
-        self._expired[pin.pin_id] = (self._clock() + 2 * self.limits.idle_seconds, reason)
+        self._expired[pin.pin_id] = (self._clock() + 2 * self.limits.idle_seconds, problem)
         if len(self._expired) > REMEMBERED_MAX:
             del self._expired[next(iter(self._expired))]
 

@@ -81,6 +81,10 @@ class PinContent:
     """The rows, shared by all pins of the bucket at the same offset."""
     session: ScanSession | None = None
     """The cursor of the SCAN_KV that opened the pin, None for OPEN_KV_SNAPSHOT."""
+    rows: int = 0
+    """Rows that its calls were answered."""
+    bytes: int = 0
+    """Of the records in these answers."""
 
 
 class PinTarget(NamedTuple):
@@ -92,18 +96,13 @@ class PinTarget(NamedTuple):
     """The state at this offset, None for the present one."""
 
 
+@dataclass(slots=True)
 class ScanCounts:
-    """Rows and bytes that scans have answered since the start."""
+    """What the scans of a table have answered since the start."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.bytes = 0
-        """Bytes of the records in answers."""
-
-    def add(self, rows: int, size: int) -> None:
-        """Count an answer."""
-        self.rows += rows
-        self.bytes += size
+    rows: int = 0
+    bytes: int = 0
+    """Of the records in answers."""
 
 
 class ScanService:
@@ -124,7 +123,8 @@ class ScanService:
         self._tasks = tasks
         self.loop = asyncio.get_running_loop()
         self.pins: StatePins[PinContent] = StatePins(PinLimits.of(conf), self._let_go, clock)
-        self.counts = ScanCounts()
+        self.counts: dict[int, ScanCounts] = {}
+        """By table id."""
         self.calls = asyncio.Semaphore(CALLS_MAX)
         self.seconds_max = conf.get(options.ZUFLUSS_KV_SCANNER_TIME_LIMIT) / 1000
         """How long a call may look for rows."""
@@ -196,7 +196,7 @@ class ScanService:
             async with self.turn(search.deadline, context.reader) as mine:
                 if not mine:
                     return m.ScanKvSnapshotResponse(last_key=search.after, done=False, rows=0)
-                return await self._rows(search, pinned.state)
+                return await self._rows(search, pinned)
 
     async def close_kv_snapshot(
         self, request: m.CloseKvSnapshotRequest, context: RequestContext
@@ -219,6 +219,10 @@ class ScanService:
                 f"{principal or 'an unknown user'} may not read {replica.path}"
             )
         return replica
+
+    def sees(self, principal: str | None, pin: StatePin[PinContent]) -> bool:
+        """Whether a principal may know of a pin."""
+        return self._may_read(principal, pin.content.state.path.path)
 
     async def open(
         self, targets: Sequence[PinTarget], principal: str | None, *, partial: bool = False
@@ -354,8 +358,17 @@ class ScanService:
             self.loop.time() + seconds,
         )
 
-    async def _rows(self, search: Search, state: PinnedState) -> m.ScanKvSnapshotResponse:
-        after = search.after
+    def count(self, pinned: PinContent, rows: int, size: int) -> None:
+        """An answer has so many rows and bytes."""
+        table_id, tables = pinned.state.bucket.table_id, self._buckets.tables
+        if table_id not in self.counts:
+            self.counts = {i: counts for i, counts in self.counts.items() if i in tables}
+        for counts in (pinned, self.counts.setdefault(table_id, ScanCounts())):
+            counts.rows += rows
+            counts.bytes += size
+
+    async def _rows(self, search: Search, pinned: PinContent) -> m.ScanKvSnapshotResponse:
+        after, state = search.after, pinned.state
         while True:
             left = search.deadline - self.loop.time()
             page = await state.page(
@@ -367,7 +380,7 @@ class ScanService:
             after = page.last_key if rows.cut_key is None else rows.cut_key
             done = page.done and rows.cut_key is None
             if rows.count or done or self.loop.time() >= search.deadline:
-                self.counts.add(rows.count, len(rows.records or b""))
+                self.count(pinned, rows.count, len(rows.records or b""))
                 return m.ScanKvSnapshotResponse(
                     records=rows.records, last_key=after, done=done, rows=rows.count
                 )

@@ -23,6 +23,7 @@ from zufluss.errors import (
     AuthorizationError,
     ErrorCode,
     InvalidScanRequestError,
+    KvPinGoneError,
     KvScanBusyError,
     KvScanExpiredError,
     TooManyScannersError,
@@ -88,6 +89,8 @@ class ScanSessions:
         await context.reader.has_read()
         try:
             return await self._answer(request, context)
+        except KvPinGoneError as e:  # clients of Fluss know only that a scan has expired
+            return m.ScanKvResponse(error_code=ErrorCode.SCANNER_EXPIRED, error_message=e.message)
         except ZuflussError as e:
             return m.ScanKvResponse(error_code=e.code, error_message=e.message)
 
@@ -199,7 +202,7 @@ class ScanSessions:
         if values.count == 0:
             return m.ScanKvResponse(has_more_results=False)
         records = await self._scans.in_thread(lambda: value_batch(table, values))
-        self._scans.counts.add(values.count, len(records))
+        self._scans.count(pinned, values.count, len(records))
         session.after = page.last_key
         if session.left is not None:
             session.left -= values.count

@@ -70,6 +70,8 @@ class PinnedState:
         self, owner: PinStates, replica: Replica, pins: PinDirectory, files: PinnedFiles
     ) -> None:
         self.bucket = replica.bucket
+        self.path = replica.path
+        """The table and partition of the bucket."""
         self.log_offset = files.state.flushed_offset
         """The rows contain exactly the changes below this offset."""
         self.directory = files.directory

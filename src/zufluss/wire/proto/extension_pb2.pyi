@@ -1670,6 +1670,154 @@ class CloseKvSnapshotResponse(_message.Message):
 Global___CloseKvSnapshotResponse: _TypeAlias = CloseKvSnapshotResponse  # noqa: Y015
 
 @_typing.final
+class ListKvScansRequest(_message.Message):
+    """LIST_KV_SCANS (30033): the scans and pins of a server, of tables that the user may read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    """only of this table"""
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListKvScansRequest: _TypeAlias = ListKvScansRequest  # noqa: Y015
+
+@_typing.final
+class ListKvScansResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbKvScan]: ...
+    def __init__(
+        self,
+        *,
+        scans: _abc.Iterable[Global___PbKvScan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scans", b"scans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListKvScansResponse: _TypeAlias = ListKvScansResponse  # noqa: Y015
+
+@_typing.final
+class PbKvScan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    BUCKET_ID_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LOG_OFFSET_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """counts the pins of a server since its start"""
+    table_id: _builtins.int
+    partition_id: _builtins.int
+    bucket_id: _builtins.int
+    table: _builtins.str
+    """database.table"""
+    partition: _builtins.str
+    log_offset: _builtins.int
+    owner: _builtins.str
+    client: _builtins.str
+    """address of the last call"""
+    connected: _builtins.bool
+    age_ms: _builtins.int
+    idle_ms: _builtins.int
+    rows: _builtins.int
+    """that it answered so far"""
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int | None = ...,
+        table_id: _builtins.int | None = ...,
+        partition_id: _builtins.int | None = ...,
+        bucket_id: _builtins.int | None = ...,
+        table: _builtins.str | None = ...,
+        partition: _builtins.str | None = ...,
+        log_offset: _builtins.int | None = ...,
+        owner: _builtins.str | None = ...,
+        client: _builtins.str | None = ...,
+        connected: _builtins.bool | None = ...,
+        age_ms: _builtins.int | None = ...,
+        idle_ms: _builtins.int | None = ...,
+        rows: _builtins.int | None = ...,
+        bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "bucket_id", b"bucket_id", "bytes", b"bytes", "client", b"client", "connected", b"connected", "idle_ms", b"idle_ms", "log_offset", b"log_offset", "number", b"number", "owner", b"owner", "partition", b"partition", "partition_id", b"partition_id", "rows", b"rows", "table", b"table", "table_id", b"table_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "bucket_id", b"bucket_id", "bytes", b"bytes", "client", b"client", "connected", b"connected", "idle_ms", b"idle_ms", "log_offset", b"log_offset", "number", b"number", "owner", b"owner", "partition", b"partition", "partition_id", b"partition_id", "rows", b"rows", "table", b"table", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbKvScan: _TypeAlias = PbKvScan  # noqa: Y015
+
+@_typing.final
+class EndKvScansRequest(_message.Message):
+    """END_KV_SCANS (30034): end scans, of the user or by a super user; their clients get an error."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndKvScansRequest: _TypeAlias = EndKvScansRequest  # noqa: Y015
+
+@_typing.final
+class EndKvScansResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """those that were there"""
+
+    def __init__(
+        self,
+        *,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndKvScansResponse: _TypeAlias = EndKvScansResponse  # noqa: Y015
+
+@_typing.final
 class PbBucketOffsets(_message.Message):
     """---- Producers: exactly-once writers of a primary-key table, with an epoch that fences older ones
 
