@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
+import zufluss
 from tests.counts import rounds
 from tests.fault.history import History
 from tests.fault.kv_load import PutWriter, create_keyed_target, kv_violations
@@ -100,3 +101,37 @@ def test_a_shortage_of_memory_and_descriptors_passes(
     server.start()
     for day in days[:: rounds(5, 1)]:
         assert kv_violations(server.port, *day) == []
+
+
+@pytest.mark.slow
+def test_daily_partitions_are_filled_one_after_the_other_for_ever(
+    warm_server: Callable[..., WarmServer], rng: random.Random
+) -> None:
+    """Each partition alone has more rows than memory holds; late rows go to any of them."""
+    server = warm_server(TIGHT).start()
+    expected: dict[tuple[str, int], str] = {}
+    with zufluss.connect(server.bootstrap) as connection:
+        connection.admin.create_table(
+            "fluss.daily",
+            "day STRING, id BIGINT, text STRING, PRIMARY KEY (day, id)",
+            partition_keys=["day"],
+            bucket_count=4,
+        )
+        table = connection.table("fluss.daily")
+        for number in range(rounds(6, 60)):
+            day = f"day{number}"
+            connection.admin.create_partition("fluss.daily", {"day": day})
+            written = {(day, key): f"{number}" + "." * 300 for key in range(30_000)}
+            late = rng.sample(list(expected), min(len(expected), 1_000))
+            written |= dict.fromkeys(late, f"late on {day}")
+            with table.upsert() as writer:
+                writer.write(
+                    {
+                        "day": [day for day, _ in written],
+                        "id": [key for _, key in written],
+                        "text": list(written.values()),
+                    }
+                )
+            expected |= written
+            for key in rng.sample(list(expected), 100):
+                assert table.lookup(key)["text"] == expected[key]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kv.kv_samples import SEGMENT, get, open_store, put, small_memory
+from tests.kv.kv_samples import SEGMENT, get, look_up, open_store, put, small_memory
 from zufluss.errors import ErrorCode, RecordTooLargeError, StorageBackpressureError
 from zufluss.kv import memory as kv_memory
+from zufluss.kv import store as kv_store
 from zufluss.kv.cold.flush import TABLE_FILE
 from zufluss.kv.hot.index import SLOT_BYTES
 from zufluss.kv.memory import KvMemory
@@ -218,3 +220,24 @@ def test_during_a_shortage_one_put_waits_and_the_others_are_refused_at_once(
     assert get(store, [b"0", b"many"]) == [row, 20 * row]
     store.abandon()
     memory.close()
+
+
+def test_a_lookup_beside_the_first_eviction_asks_the_worker(
+    tmp_path: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop began with a bucket whose rows were all in memory, and finds one missing."""
+    store = open_store(tmp_path / "bucket", memory)
+    fill(store, 0)
+    flush(store)
+    answer = kv_store.answer_lookup
+
+    def evicting(*arguments: Any) -> int:
+        assert store.evict(1)
+        return int(answer(*arguments))
+
+    assert look_up(store, [b"000000"], store.horizon) == [b"000000" + b"v" * 50]
+    with monkeypatch.context() as beside:
+        beside.setattr(kv_store, "answer_lookup", evicting)
+        assert look_up(store, [b"000000"], store.horizon) is None
+    sample(store)
+    store.abandon()
