@@ -19,6 +19,7 @@ import typer
 
 from zufluss import __version__
 from zufluss.cli import (
+    cluster,
     data,
     database,
     doctor,
@@ -30,6 +31,7 @@ from zufluss.cli import (
     producer,
     scan,
     servers,
+    snapshot,
     table,
     tiering,
 )
@@ -63,6 +65,8 @@ app.add_typer(partition.app, name="partition", rich_help_panel=_CATALOG)
 for command in (location_files.files, location_files.verify, location_files.sweep):
     location.app.command()(command)
 app.add_typer(location.app, name="location", rich_help_panel=_CATALOG)
+app.add_typer(snapshot.app, name="snapshot", rich_help_panel=_CATALOG)
+app.add_typer(cluster.app, name="cluster", rich_help_panel=_CATALOG)
 app.add_typer(lease.app, name="lease", rich_help_panel=_CATALOG)
 app.add_typer(producer.app, name="producer", rich_help_panel=_CATALOG)
 app.command(rich_help_panel=_DATA)(data.append)

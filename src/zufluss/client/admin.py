@@ -340,6 +340,15 @@ class AsyncAdmin:
         """List all key-value snapshots that are kept, by bucket and number."""
         return await snapshots.list_kv_snapshots(self._connection, as_path(path), partition)
 
+    async def take_kv_snapshots(
+        self, path: Path, partition: Partition | None = None
+    ) -> list[KvSnapshotInfo]:
+        """Take key-value snapshots now, wait for them, and return the newest of each bucket.
+
+        A bucket that did not change since its last snapshot gets no new one.
+        """
+        return await snapshots.take_kv_snapshots(self._connection, as_path(path), partition)
+
     async def kv_snapshot_metadata(
         self, bucket: TableBucket, snapshot_id: int
     ) -> KvSnapshotMetadata:

@@ -63,6 +63,8 @@ class SnapshotHandle:
     """Its path below the root of that location."""
     size: int = field(default=0, compare=False)
     """Bytes of its files together; 0 where an older version committed it."""
+    committed_ms: int = field(default=0, compare=False)
+    """When it was committed, epoch milliseconds; 0 where an older version committed it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ document refers to it. The record (its path is in `records.py`) is a JSON object
 |---|---|
 | `manifest` | of the remote log: `location`, `path`, `start`, `end`, `usage`; absent before the first |
 | `next_snapshot` | the number of the next key-value snapshot; absent for 0 |
-| `snapshots` | the kept snapshots, oldest first, each `[id, log_offset, location, path of _METADATA, bytes of its files]`, the last field absent in older rows |
+| `snapshots` | the kept snapshots, oldest first, each `[id, log_offset, location, path of _METADATA, bytes of its files, time of its commit]`, the last fields absent in older rows |
 | `dropped` | in the same form: snapshots no longer kept whose files are not all deleted yet |
 | `kv_usage` | the files of the kept snapshots, each file counted once |
+| `kv_rough` | true while `kv_usage` may count shared files twice, because lists of files could not be read |
 
 A usage is a list of `[location, files, bytes]`. The usage of all buckets is summed up in memory, so
 that the question whether a location is empty needs no I/O. Only files that documents refer to
@@ -83,6 +84,8 @@ class BucketRecord:
     """Snapshots whose files are to be deleted."""
     kv_usage: UsageByLocation = field(default_factory=dict)
     """Files and bytes of the kept snapshots, by location."""
+    kv_rough: bool = False
+    """Shared files may be counted twice; they are counted again when their lists can be read."""
 
     def live(self) -> Iterator[tuple[int, Usage]]:
         """Files and bytes in use, location by location, the documents themselves included."""
@@ -109,6 +112,8 @@ class BucketRecord:
             value["snapshots"] = [_snapshot_row(s) for s in self.snapshots]
             value["dropped"] = [_snapshot_row(s) for s in self.dropped]
             value["kv_usage"] = _usage_rows(self.kv_usage)
+            if self.kv_rough:
+                value["kv_rough"] = True
         return dump_object(value)
 
     @classmethod
@@ -130,6 +135,7 @@ class BucketRecord:
             snapshots=tuple(SnapshotHandle(*row) for row in value.get("snapshots", ())),
             dropped=tuple(SnapshotHandle(*row) for row in value.get("dropped", ())),
             kv_usage=_usage(value.get("kv_usage", ())),
+            kv_rough=bool(value.get("kv_rough", False)),
         )
 
 
@@ -382,11 +388,12 @@ def _usage(rows: Iterable[Sequence[int]]) -> dict[int, Usage]:
     return {i: Usage(files, size) for i, files, size in rows}
 
 
-def _snapshot_row(snapshot: SnapshotHandle) -> tuple[int, int, int, str, int]:
+def _snapshot_row(snapshot: SnapshotHandle) -> tuple[int, int, int, str, int, int]:
     return (
         snapshot.snapshot_id,
         snapshot.log_offset,
         snapshot.metadata_location,
         snapshot.metadata_path,
         snapshot.size,
+        snapshot.committed_ms,
     )

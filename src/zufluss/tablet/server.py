@@ -57,6 +57,7 @@ from zufluss.tablet.remote.context import RemoteContext
 from zufluss.tablet.remote.kv_snapshots import KvSnapshotter
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
+from zufluss.tablet.remote.snapshot_service import SnapshotService
 from zufluss.tablet.scan.listing import ScanListing
 from zufluss.tablet.scan.rebuild import Rebuilder
 from zufluss.tablet.scan.service import ScanService
@@ -124,6 +125,7 @@ class TabletServer:
         self.remote_logs = RemoteLogRunner(conf, remote, self.logs, tasks, expiry_ms)
         self.fetch = FetchHandler(buckets, self.remote_logs, self._readers, tasks)
         self.snapshots = KvSnapshotter(conf, remote, self.kv)
+        self._snapshot_service = SnapshotService(buckets, self.snapshots)
         restorer = Restorer(remote, self.logs, self.kv)
 
         reader = ChangelogReader(buckets, restorer, self._readers)
@@ -166,6 +168,7 @@ class TabletServer:
         scans = (self.scans, ScanSessions(self.scans), ScanListing(self._conf, self.scans))
         for service in (self.service, *scans, self.undos):
             services.attach(service)
+        services.attach(self._snapshot_service)
 
     # -- orders of the coordinator ----------------------------------------------------------
 
@@ -297,6 +300,7 @@ class TabletServer:
         """Sync and close every log; the next start needs no recovery."""
         self._tasks.cancel()
         await self.assignments.retries.stop()
+        await self._snapshot_service.stop()
         await self.snapshots.stop()
         self.scans.stop()
         await self.undos.stop()

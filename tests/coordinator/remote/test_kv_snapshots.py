@@ -137,6 +137,29 @@ async def test_a_shared_file_counts_once_in_the_first_commit_after_a_restart(
     await again.stop()
 
 
+async def test_a_rough_count_is_made_exact_after_a_crash(
+    cluster: Cluster, bucket: TableBucket, tmp_path: Path
+) -> None:
+    """A list that could not be read made the count too high until some later commit."""
+    shared = await shared_file(cluster, bucket, "1.sst")
+    first = await take(cluster, bucket, 0, (shared,))
+    document = tmp_path / f"l1/{metadata_file(first)[1]}"
+    away = document.rename(tmp_path / "away")
+    again = await cluster.restart()
+    await again.coordinator.remote.snapshots.deletions.stop()
+    second, data = await snapshot(again, bucket, 1, (shared,))
+    await again.coordinator.remote.commit_snapshot(data, 0)
+    files = len(paths_of(first) | paths_of(second))
+    (rough,) = again.coordinator.remotes.live_usage().values()
+    assert rough.files == files + 1
+    away.rename(document)
+    after = await again.restart()
+    await after.coordinator.remote.snapshots.deletions.settle()
+    (exact,) = after.coordinator.remotes.live_usage().values()
+    assert exact.files == files
+    await after.stop()
+
+
 async def test_the_same_commit_again_changes_nothing(cluster: Cluster, bucket: TableBucket) -> None:
     _, data = await snapshot(cluster, bucket, 0)
     await commit(cluster, data)

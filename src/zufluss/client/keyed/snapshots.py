@@ -6,13 +6,18 @@ A key-value snapshot holds the rows of one bucket as they were at an offset of i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from zufluss.client.core.catalog import Partition, partition_name_of
 from zufluss.client.core.cluster import ClusterConnection
-from zufluss.model.table import TableBucket, TablePath
+from zufluss.client.core.keys import check_primary_key
+from zufluss.client.core.offsets import BucketPlace, places_of
+from zufluss.client.core.retry import PASSING, Backoff
+from zufluss.errors import ZuflussError
+from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import partition_id_of, path_to_proto
@@ -28,6 +33,10 @@ class KvSnapshotInfo:
     """The number of the snapshot in its bucket; later snapshots have higher numbers."""
     log_offset: int
     """The snapshot contains all changes below this offset of the changelog."""
+    size: int | None = None
+    """Bytes of its files, those that it shares with other snapshots included; None if not told."""
+    committed_ms: int | None = None
+    """When it was committed, epoch milliseconds; None if not told."""
 
 
 class KvSnapshotFile(NamedTuple):
@@ -89,6 +98,39 @@ async def list_kv_snapshots(
     return _kv_snapshots(answer, answer.active_snapshots)
 
 
+async def take_kv_snapshots(
+    connection: ClusterConnection, path: TablePath, partition: Partition | None = None
+) -> list[KvSnapshotInfo]:
+    """Take a snapshot of each bucket that changed since its last one, and wait for all of them."""
+    info = await connection.table_info(path, refresh=True)
+    check_primary_key(info, "key-value snapshot", "scan")
+    places = await places_of(connection, info, [partition_name_of(info, partition)])
+    await asyncio.gather(*(_take_kv_snapshot(connection, info, place) for place in places))
+    taken = await list_kv_snapshots(connection, path, partition)
+    return list({each.bucket: each for each in taken}.values())
+
+
+async def _take_kv_snapshot(
+    connection: ClusterConnection, info: TableInfo, place: BucketPlace
+) -> None:
+    bucket = place.bucket
+    request = m.TakeKvSnapshotRequest(
+        table_id=bucket.table_id, partition_id=bucket.partition_id, bucket_id=bucket.bucket_id
+    )
+    backoff = Backoff(connection.options.request_timeout_ms)
+    while True:
+        try:
+            key = ApiKey.TAKE_KV_SNAPSHOT
+            if (await connection.call_leader(bucket, key, request)).finished:
+                return
+            backoff = Backoff(connection.options.request_timeout_ms)
+        except ZuflussError as problem:
+            if problem.code not in PASSING:
+                raise
+            await backoff.pause(problem)
+            await connection.refresh_leaders(info, [place.partition] if place.partition else [])
+
+
 async def kv_snapshot_metadata(
     connection: ClusterConnection, bucket: TableBucket, snapshot_id: int
 ) -> KvSnapshotMetadata:
@@ -118,6 +160,8 @@ def _kv_snapshots(
             TableBucket(answer.table_id, partition_id, message.bucket_id),
             message.snapshot_id,
             message.log_offset,
+            message.size if message.HasField("size") else None,
+            message.committed_ms if message.HasField("committed_ms") else None,
         )
         for message in snapshots
         if message.HasField("snapshot_id")

@@ -34,6 +34,7 @@ class Admin(Facade[AsyncAdmin]):
     lake_snapshot = waits(AsyncAdmin.lake_snapshot)
     latest_kv_snapshots = waits(AsyncAdmin.latest_kv_snapshots)
     list_kv_snapshots = waits(AsyncAdmin.list_kv_snapshots)
+    take_kv_snapshots = waits(AsyncAdmin.take_kv_snapshots)
     kv_snapshot_metadata = waits(AsyncAdmin.kv_snapshot_metadata)
     kv_snapshot_lease = opens(AsyncAdmin.kv_snapshot_lease, KvSnapshotLease)
     kv_snapshot_leases = waits(AsyncAdmin.kv_snapshot_leases)

@@ -71,6 +71,7 @@ class RemoteKeeper:
             freed,
             conf.get(options.KV_SNAPSHOT_NUM_RETAINED),
             leases.pins.pinned,
+            clock_ms,
             reach,
         )
         self.cleaner = Cleaner(

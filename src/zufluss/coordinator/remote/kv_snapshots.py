@@ -90,6 +90,7 @@ class KvSnapshots:
         freed: Feed[Sequence[TableBucket]],
         retained: int,
         pinned: Pinned,
+        clock_ms: Callable[[], int],
         reach: Callable[[str], None],
     ) -> None:
         self.deletions = WorkList("kv_snapshot_deletion", self._delete_dropped, workers=WORKERS)
@@ -103,6 +104,7 @@ class KvSnapshots:
         self._tablets = tablets
         self._retained = retained
         self._pinned = pinned
+        self._clock_ms = clock_ms
         self._reach = reach
         self._known: OrderedDict[tuple[TableBucket, int], KvSnapshot] = OrderedDict()
         self._files_known = 0
@@ -112,7 +114,7 @@ class KvSnapshots:
     def start(self) -> None:
         """Go on with deletions, and drop the snapshots that nobody pins any more."""
         for bucket, record in self._remotes.items():
-            if record.dropped:
+            if record.dropped or record.kv_rough:
                 self.deletions.add(bucket)
             if len(record.snapshots) > self._retained:
                 self.free([bucket])
@@ -138,7 +140,7 @@ class KvSnapshots:
         """Read the files of the kept snapshots, so that the commit counts a shared file once.
 
         After a start no snapshot is remembered. A location that does not answer holds up no commit:
-        the count is then too high until `_delete_dropped` counts again.
+        the count is then too high, and noted as rough, until `_delete_dropped` counts again.
         """
         try:
             async with asyncio.timeout(COUNTING_SECONDS):
@@ -218,7 +220,9 @@ class KvSnapshots:
                 )
         where = metadata_file(snapshot)
         size = sum(each.size for each in snapshot.objects)
-        return SnapshotHandle(snapshot.snapshot_id, snapshot.log_offset, *where, size)
+        return SnapshotHandle(
+            snapshot.snapshot_id, snapshot.log_offset, *where, size, self._clock_ms()
+        )
 
     def _is_known(self, snapshot: KvSnapshot, handle: SnapshotHandle) -> bool:
         record = self._remotes.get(snapshot.bucket)
@@ -251,13 +255,15 @@ class KvSnapshots:
                 f"snapshot {handle.snapshot_id} of {bucket} reaches offset {handle.log_offset}, "
                 f"the one before {record.snapshots[-1].log_offset}; a snapshot never goes back"
             )
-        known = {f for s in self._cached(bucket, record.snapshots) for f in s.objects}
+        cached = self._cached(bucket, record.snapshots)
+        known = {f for s in cached for f in s.objects}
         added = usage(f for f in snapshot.objects if f not in known)
         after = replace(
             record,
             next_snapshot_id=handle.snapshot_id + 1,
             snapshots=(*record.snapshots, handle),
             kv_usage=summed([record.kv_usage, added]),
+            kv_rough=record.kv_rough or len(cached) < len(record.snapshots),
         )
         return self._retained_of(bucket, after)
 
@@ -289,9 +295,11 @@ class KvSnapshots:
 
         def without(now: BucketRecord) -> BucketRecord:
             left = tuple(h for h in now.dropped if h not in deleted)
-            used = exact if now.snapshots == record.snapshots else now.kv_usage
-            same = left == now.dropped and used == now.kv_usage
-            return now if same else replace(now, dropped=left, kv_usage=used)
+            counted = now.snapshots == record.snapshots
+            used = exact if counted else now.kv_usage
+            rough = now.kv_rough and not counted
+            after = replace(now, dropped=left, kv_usage=used, kv_rough=rough)
+            return now if after == now else after
 
         if deleted:
             self._reach("retain-deleted")

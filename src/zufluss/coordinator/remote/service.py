@@ -134,7 +134,11 @@ class RemoteService:
             partition_id=partition_id,
             active_snapshots=[
                 m.PbKvSnapshot(
-                    bucket_id=bucket_id, snapshot_id=each.snapshot_id, log_offset=each.log_offset
+                    bucket_id=bucket_id,
+                    snapshot_id=each.snapshot_id,
+                    log_offset=each.log_offset,
+                    size=each.size or None,
+                    committed_ms=each.committed_ms or None,
                 )
                 for bucket_id, handles in snapshots.items()
                 for each in handles

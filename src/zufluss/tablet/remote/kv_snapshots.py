@@ -204,6 +204,11 @@ class KvSnapshotter:
 
     # -- one snapshot -------------------------------------------------------------------------
 
+    async def now(self, replica: Replica) -> KvSnapshot | None:
+        """Take a snapshot of a bucket when it is its turn, as `snapshot` does."""
+        async with self._at_once:
+            return await self.snapshot(replica)
+
     async def snapshot(self, replica: Replica) -> KvSnapshot | None:
         """Take a snapshot of a bucket now; None if none is needed.
 

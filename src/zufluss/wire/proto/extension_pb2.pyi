@@ -1028,6 +1028,55 @@ class PbGarbage(_message.Message):
 Global___PbGarbage: _TypeAlias = PbGarbage  # noqa: Y015
 
 @_typing.final
+class TakeKvSnapshotRequest(_message.Message):
+    """TAKE_KV_SNAPSHOT (30016): the leader of a bucket takes a snapshot now. Sent again, it waits for
+    the snapshot under way.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_ID_FIELD_NUMBER: _builtins.int
+    BUCKET_ID_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    partition_id: _builtins.int
+    bucket_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int | None = ...,
+        partition_id: _builtins.int | None = ...,
+        bucket_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "partition_id", b"partition_id", "table_id", b"table_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "partition_id", b"partition_id", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeKvSnapshotRequest: _TypeAlias = TakeKvSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class TakeKvSnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINISHED_FIELD_NUMBER: _builtins.int
+    finished: _builtins.bool
+    """otherwise ask again"""
+    def __init__(
+        self,
+        *,
+        finished: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeKvSnapshotResponse: _TypeAlias = TakeKvSnapshotResponse  # noqa: Y015
+
+@_typing.final
 class PbLeasedSnapshots(_message.Message):
     """---- Leases of key-value snapshots; the rest of them is in snapshot.proto
 

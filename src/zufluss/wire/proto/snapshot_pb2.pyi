@@ -134,20 +134,28 @@ class PbKvSnapshot(_message.Message):
     BUCKET_ID_FIELD_NUMBER: _builtins.int
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     LOG_OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    COMMITTED_MS_FIELD_NUMBER: _builtins.int
     bucket_id: _builtins.int
     snapshot_id: _builtins.int
     log_offset: _builtins.int
     """the changelog goes on from here"""
+    size: _builtins.int
+    """ours: bytes of its files, those it shares with others included"""
+    committed_ms: _builtins.int
+    """ours: epoch milliseconds; absent if not known"""
     def __init__(
         self,
         *,
         bucket_id: _builtins.int | None = ...,
         snapshot_id: _builtins.int | None = ...,
         log_offset: _builtins.int | None = ...,
+        size: _builtins.int | None = ...,
+        committed_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "log_offset", b"log_offset", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "committed_ms", b"committed_ms", "log_offset", b"log_offset", "size", b"size", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "log_offset", b"log_offset", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "committed_ms", b"committed_ms", "log_offset", b"log_offset", "size", b"size", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
