@@ -214,6 +214,7 @@ def test_during_a_shortage_one_put_waits_and_the_others_are_refused_at_once(
         with pytest.raises(StorageBackpressureError):
             put(store, [b"many"], [20 * row], 10)
     assert not pauses
+    assert memory.refusals == 4
     store.horizon = 10
     monkeypatch.undo()
     put_as_clients_do(store, [b"many"], [20 * row], 10)

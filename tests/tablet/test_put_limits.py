@@ -11,14 +11,17 @@ import pytest_asyncio
 
 from tests.end_to_end.kv import Codec, kv_batch, put_request
 from tests.tablet.keyed import KEYED
+from tests.tablet.keyed import keyed as keyed_server
 from tests.tablet.parts import Parts, parts
 from tests.tablet.support import TABLE, Connection
 from zufluss.errors import ErrorCode, StorageBackpressureError
 from zufluss.kv import tablet
 from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.store import KvStore, hash_keys
+from zufluss.obs import metrics
 from zufluss.record.slices import Slices
 from zufluss.tablet.put import BACKPRESSURE_VERSION
+from zufluss.tablet.samples import tablet_samples
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 
@@ -94,3 +97,12 @@ async def test_a_put_without_memory_is_refused_and_its_bucket_goes_on(
     assert replica.tablet.failure is None
     assert (await put(keyed, CODEC.put((2, "two")))).log_end_offset == 2
     assert replica.row_count() == 2
+
+
+async def test_memory_and_open_files_of_primary_key_buckets_are_measured(tmp_path: Path) -> None:
+    async with keyed_server(tmp_path) as server:
+        await server.put(*((i, "x" * 100) for i in range(100)))
+        samples = {sample.metric: sample.value for sample in tablet_samples(server.server)()}
+        assert 10_000 < samples[metrics.KV_MEMORY_DIRTY_BYTES] < samples[metrics.KV_MEMORY_BYTES]
+        assert samples[metrics.KV_MEMORY_REFUSALS] == 0
+        assert samples[metrics.KV_DATABASE_DESCRIPTORS] >= 0

@@ -63,8 +63,8 @@ PUT_QUARTERS_MAX = 3
 WAIT_SECONDS = 2.0
 """How long a put waits for memory at most: nobody else writes meanwhile."""
 
-REPLAY_WAIT_SECONDS = 60.0
-"""How long a replay waits for memory: a bucket that cannot be opened serves nobody."""
+REPLAY_WAIT_SECONDS = 10.0
+"""How long a replay waits for memory at least. A bucket that cannot be opened is tried again."""
 
 PASS_SECONDS = 1.0
 """How long to wait for the event loop to free what was dropped before more is dropped."""
@@ -126,6 +126,8 @@ class KvMemory:
         """The open buckets."""
         self.dirty_bytes = 0
         """Bytes of all buckets that wait for a flush."""
+        self.refusals = 0
+        """Allocations that were refused because no memory became free."""
         self.evicted_bytes = 0
         """Bytes that buckets were ever asked to drop, and did: the clock of `last_use`."""
         self._on_retired = on_retired
@@ -164,7 +166,9 @@ class KvMemory:
     def alloc_for_replay(self, size: int) -> int:
         """Do as `alloc`, with the patience of a replay."""
         position = self.arena.alloc(size)
-        return self._alloc_slowly(size, REPLAY_WAIT_SECONDS) if position is None else position
+        if position is not None:
+            return position
+        return self._alloc_slowly(size, max(self._wait_seconds, REPLAY_WAIT_SECONDS))
 
     def alloc_at_once(self, size: int) -> int:
         """Do as `alloc`, but neither wait nor drop anything."""
@@ -227,6 +231,7 @@ class KvMemory:
                 continue
             if not self._begin_flushes(wanted) or time.monotonic() >= deadline:
                 self._freed_at_refusal = self._freed_bytes
+                self.refusals += 1
                 raise self._shortage(size, wait_seconds)
             time.sleep(PAUSE_SECONDS)
 

@@ -192,6 +192,24 @@ REMOTE_LOG_FAILURES = tablet_metric(
     "zufluss_remote_log_failures_total",
     "Failed rounds of copying, expiring and moving log segments of a bucket; they are repeated.",
 )
+KV_MEMORY_BYTES = tablet_metric(
+    "zufluss_kv_memory_bytes",
+    "Key-value memory in use, out of `zufluss.kv.memory`. Most of it may be given up at any time.",
+)
+KV_MEMORY_DIRTY_BYTES = tablet_metric(
+    "zufluss_kv_memory_dirty_bytes",
+    "Key-value memory with rows that are not flushed yet, which cannot be given up.",
+)
+KV_MEMORY_REFUSALS = tablet_metric(
+    "zufluss_kv_memory_refusals_total",
+    "Puts and replays that were refused because no key-value memory became free. They are tried "
+    "again; a number that grows tells of failed flushes or too little `zufluss.kv.memory`.",
+)
+KV_DATABASE_DESCRIPTORS = tablet_metric(
+    "zufluss_kv_database_descriptors",
+    "Descriptors of the open databases of primary-key buckets, about; idle ones are closed when "
+    "they need more than a quarter of the process's limit.",
+)
 KV_PINS = tablet_metric(
     "zufluss_kv_pins",
     "Scans and pinned states of primary-key buckets that are open; `kv.scanner.max-per-server` "

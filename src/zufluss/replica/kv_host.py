@@ -124,6 +124,11 @@ class KvHost:
             self._encoder = ThreadWorker("zufluss-changelog", self._loop)
         return self._encoder
 
+    @property
+    def memory(self) -> KvMemory | None:
+        """The memory of all buckets; None before the first bucket is opened."""
+        return self._memory
+
     async def call(self, job: Callable[[], T]) -> T:
         """Run a job in the worker, after every job submitted earlier."""
         future: asyncio.Future[T] = self._loop.create_future()

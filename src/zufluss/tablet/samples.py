@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zufluss.kv.cold.open_databases import OPEN
 from zufluss.log.holds import Holder
 from zufluss.obs import metrics
 from zufluss.obs.metrics import ReadSamples, Sample
@@ -25,6 +26,7 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield Sample(metrics.BUCKETS_RECOVERED, retries.opened)
         yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
         yield from _remote_log_samples(tablet)
+        yield from _memory_samples(tablet)
         yield from _scan_samples(tablet)
         yield Sample(metrics.PRODUCER_PUTS_FENCED, tablet.put.fenced)
         yield Sample(metrics.UNDO_KEYS, tablet.undos.keys_total)
@@ -33,6 +35,18 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
                 yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
 
     return read
+
+
+def _memory_samples(tablet: TabletServer) -> Iterable[Sample]:
+    """Memory and open files of primary-key buckets."""
+    yield Sample(metrics.KV_DATABASE_DESCRIPTORS, OPEN.descriptors)
+    memory = tablet.kv.memory
+    if memory is not None:
+        arena = memory.arena
+        in_use = arena.budget - arena.segment_bytes - arena.free_bytes
+        yield Sample(metrics.KV_MEMORY_BYTES, in_use)
+        yield Sample(metrics.KV_MEMORY_DIRTY_BYTES, memory.dirty_bytes)
+        yield Sample(metrics.KV_MEMORY_REFUSALS, memory.refusals)
 
 
 def _scan_samples(tablet: TabletServer) -> Iterable[Sample]:

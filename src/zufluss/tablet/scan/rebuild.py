@@ -53,6 +53,8 @@ MEMORY_BYTES: Final = 128 << 20
 """Memory of each; what does not fit is flushed."""
 LARGEST_VALUES: Final = 16
 """Additional room, in rows of the largest size."""
+WAIT_SECONDS: Final = 60.0
+"""How long a replay waits for its own flushes; nobody else uses the memory."""
 TRIES: Final = 2
 """How often it is planned: retention may take what was going to be read."""
 
@@ -180,7 +182,8 @@ class Rebuilder:
     ) -> KvState:
         """In a thread."""
         files, value_bytes = self._context.files, self._value_bytes
-        memory = KvMemory(MEMORY_BYTES + LARGEST_VALUES * value_bytes, lambda free: free())
+        budget = MEMORY_BYTES + LARGEST_VALUES * value_bytes
+        memory = KvMemory(budget, lambda free: free(), wait_seconds=WAIT_SECONDS)
         store = KvStore.open(fresh, memory, files)
         try:
             tablet = KvTablet(changelog.replica.tablet.table, store, value_bytes)
