@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.coordinator.support import Cluster, Seconds
-from zufluss.cluster.producers import ProducerEntry
+from zufluss.cluster.producers import Baseline, ProducerEntry
 from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.records import PRODUCERS_PATH
 from zufluss.coordinator.producers.rules import InitCall, Initialised
@@ -77,6 +77,7 @@ class ProducerCluster(Cluster):
 
     async def init(self, producer_id: str = "job", *columns: int, **more: Any) -> Initialised:
         call = InitCall(producer_id, self.table_id, TTL_MS, columns)
+        self._write_up_to(more.get("restored") or {})
         return await self.producers.init(replace(call, **more))
 
     async def checkpoint(
@@ -87,7 +88,8 @@ class ProducerCluster(Cluster):
         checkpoint_id: int | None = None,
         principal: str | None = None,
     ) -> int:
-        """Report offsets of the buckets 0, 1, …."""
+        """Write up to these offsets of the buckets 0, 1, …, and report them."""
+        self._write_up_to(at(*offsets))
         return await self.producers.checkpoint(
             self.table_id,
             producer_id,
@@ -109,6 +111,11 @@ class ProducerCluster(Cluster):
     def all_told(self) -> tuple[ProducerEntry, ...]:
         found = self.tablet.producers.get(self.table_id)
         return () if found is None else found.producers
+
+    def _write_up_to(self, offsets: Baseline) -> None:
+        for (partition_id, bucket_id), offset in offsets.items():
+            bucket = TableBucket(self.table_id, partition_id, bucket_id)
+            self.tablet.ends[bucket] = max(offset, self.tablet.ends.get(bucket, 0))
 
     def end_at(self, *ends: int) -> None:
         """Set the end offsets of the logs of the buckets."""

@@ -39,6 +39,7 @@ async def test_a_producer_through_its_life(world: ProducerCluster) -> None:
     renewed = await world.call(ApiKey.CHECKPOINT_PRODUCER, **here)
     assert renewed.remaining_ms == TTL_MS
     offsets = offsets_to_proto(at(5, 6))
+    world.end_at(5, 6)
     await world.call(ApiKey.CHECKPOINT_PRODUCER, **here, baseline=offsets, checkpoint_id=8)
     again = await init(world, column_ids=[PV, SEEN])
     assert (again.epoch, again.created, again.checkpoint_id) == (2, False, 8)
@@ -49,6 +50,7 @@ async def test_a_producer_through_its_life(world: ProducerCluster) -> None:
 
 async def test_a_restore_goes_back_to_its_offsets(world: ProducerCluster) -> None:
     made = await init(world)
+    world.end_at(1, 2)
     again = await init(
         world,
         is_restore=True,
@@ -58,6 +60,24 @@ async def test_a_restore_goes_back_to_its_offsets(world: ProducerCluster) -> Non
     assert offsets_from_proto(again.baseline) == at(1, 2)
     with pytest.raises(ProducerStateError, match="0 of the 2"):
         await init(world, is_restore=True)
+
+
+async def test_a_checkpoint_beyond_the_end_of_a_log_is_refused_and_changes_nothing(
+    world: ProducerCluster,
+) -> None:
+    """Later changes before the offset could never be undone, because baselines do not go back."""
+    await init(world)
+    here = {"producer_id": "job", "table_id": world.table_id, "epoch": 1}
+    world.end_at(5, 6)
+    for untrue in (at(6, 6), at(5, 10**15)):
+        baseline = offsets_to_proto(untrue)
+        with pytest.raises(ProducerStateError, match="whose log ends at"):
+            await world.call(ApiKey.CHECKPOINT_PRODUCER, **here, baseline=baseline)
+    again = await init(world)
+    assert offsets_from_proto(again.baseline) == at(0, 0)
+    await world.call(
+        ApiKey.CHECKPOINT_PRODUCER, **(here | {"epoch": 2}), baseline=offsets_to_proto(at(5, 6))
+    )
 
 
 async def test_offsets_without_is_restore_do_not_count(world: ProducerCluster) -> None:

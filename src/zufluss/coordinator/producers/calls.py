@@ -201,7 +201,10 @@ class ProducerCalls:
         )
 
     async def _restored(self, entry: TableEntry, call: InitCall) -> Baseline | None:
-        """The offsets of the state that a call restores, without dropped partitions."""
+        """The offsets of the state that a call restores, without dropped partitions.
+
+        An undo refuses offsets beyond the end of a log; another state may be restored after it.
+        """
         offsets = call.restored
         if offsets is None:
             return None
@@ -286,19 +289,25 @@ class ProducerCalls:
 
     async def _end_offsets(self, table: TableBook, producer: ProducerRecord) -> ProducerRecord:
         """Set the baseline of a new producer to the present ends of the logs."""
-        states = self.book.states(table.table_id)
-        size = sum(len(each) for _, each in states)
-        leaders = await _aside(lambda: _by_leader(table.table_id, states), range(size))
-        ends = await self._tablets.end_offsets(leaders)
+        baseline = await self._ends(table.table_id)
 
         def change() -> tuple[ProducerRecord, list[Op]]:
-            baseline = {(b.partition_id, b.bucket_id): end for b, end in ends.items()}
             after = replace(producer, baseline=baseline)
             return after, records.change(producer, after)
 
-        after, ops = await _aside(change, ends)
+        after, ops = await _aside(change, baseline)
         await self.book.write(table, ops, [after])
         return after
+
+    async def _ends(self, table_id: int) -> Baseline:
+        """The high watermarks of all buckets of a table; raises if a leader does not answer."""
+        states = self.book.states(table_id)
+        size = range(sum(len(each) for _, each in states))
+        leaders = await _aside(lambda: _by_leader(table_id, states), size)
+        ends = await self._tablets.end_offsets(leaders)
+        return await _aside(
+            lambda: {(b.partition_id, b.bucket_id): end for b, end in ends.items()}, size
+        )
 
     # Producers that own nothing
 
@@ -382,11 +391,12 @@ class ProducerCalls:
         checkpoint_id: int | None,
     ) -> None:
         buckets = self._buckets(entry, offsets)
+        ends = await self._ends(table.table_id) if offsets else {}
 
         def change() -> tuple[ProducerRecord, list[Op]]:
             after = replace(
                 before,
-                baseline=rules.merged(before.baseline, offsets, buckets),
+                baseline=rules.merged(before.baseline, offsets, buckets, ends),
                 checkpointed=True,
                 checkpoint_id=before.checkpoint_id if checkpoint_id is None else checkpoint_id,
                 stateful=checkpoint_id is None,

@@ -205,9 +205,22 @@ def _named(partition_id: int | None) -> str:
     return "buckets without partition" if partition_id is None else f"partition {partition_id}"
 
 
-def merged(before: Baseline | None, reported: Baseline, buckets: TableBuckets) -> Baseline:
-    """The baseline after a reported checkpoint; no offset in it goes back."""
+def merged(
+    before: Baseline | None, reported: Baseline, buckets: TableBuckets, ends: Baseline
+) -> Baseline:
+    """The baseline after a reported checkpoint; no offset in it goes back.
+
+    `ProducerStateError` for an offset beyond the end of its log: a later change before the offset
+    could never be undone.
+    """
     checked = buckets.checked(reported, complete=False)
+    for key, offset in checked.items():
+        if offset > max(ends.get(key, offset), (before or {}).get(key, 0)):
+            raise ProducerStateError(
+                f"checkpoint at offset {offset} of bucket {key[1]} of table '{buckets.table}', "
+                f"whose log ends at {ends[key]}; report the offset after the last write that was "
+                "acknowledged, or start the producer again if the log lost records with a disk"
+            )
     there = buckets.partitions
     existing = {k: v for k, v in (before or {}).items() if there is None or k[0] in there}
     after = existing | {k: max(v, existing.get(k, 0)) for k, v in checked.items()}
