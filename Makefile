@@ -64,7 +64,7 @@ bench: kernels ## measured ratios to the machine's own limits and to pyfluss
 
 fault: kernels ## the full fault counts: crashes, power loss, fuzzing (long)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $$(command -v uv || echo $(BIN)/uv) sync --frozen --active --quiet --inexact --group fuzz
-	ZUFLUSS_FAULT=full $(BIN)/pytest tests/fault tests/fuzz tests/log tests/end_to_end/test_mutated_requests.py tests/end_to_end/test_kv_evolution.py tests/tiering/test_faults.py tests/tiering/test_clusters.py tests/end_to_end/leases tests/end_to_end/kv_scans tests/end_to_end/aggregation tests/spark tests/examples tests/tablet/scan/test_states.py tests/coordinator/remote/test_snapshot_retention.py -n 2 --timeout 3600
+	ZUFLUSS_FAULT=full $(BIN)/pytest tests/fault tests/fuzz tests/log tests/end_to_end/test_mutated_requests.py tests/end_to_end/test_untrue_requests.py tests/end_to_end/test_kv_evolution.py tests/tiering/test_faults.py tests/tiering/test_clusters.py tests/end_to_end/leases tests/end_to_end/kv_scans tests/end_to_end/aggregation tests/spark tests/examples tests/tablet/scan/test_states.py tests/coordinator/remote/test_snapshot_retention.py -n 2 --timeout 3600
 	$(BIN)/python -m tests.fuzz.run
 
 proto: $(READY) ## regenerate the protobuf messages
