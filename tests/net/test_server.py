@@ -571,3 +571,36 @@ async def test_what_gathers_in_a_turn_is_done_before_its_answers_leave():
         assert [(await peer.receive()).request_id for _ in sent] == sent
         again = peer.send(ApiKey.PRODUCE_LOG, b"", version=99)
         assert (await peer.receive()).request_id == again, "the next turn is as good as any"
+
+
+async def test_requests_behind_one_that_takes_long_wait_and_stay_in_order():
+    """A batch that is checked in a thread must not be overtaken by the next one of its writer."""
+    services, gate, order = Services(), asyncio.Event(), []
+
+    def produce(connection, request_id, version, array, view, start, end):
+        if request_id not in (1, 3):
+            order.append(request_id)
+            connection.finish(request_id, b"")
+            return
+        connection.stop_requests()
+
+        async def later():
+            await gate.wait()
+            connection.go_on()
+            order.append(request_id)
+            connection.finish(request_id, b"")
+
+        connection.server.spawn(later())
+
+    services.register_raw(ApiKey.PRODUCE_LOG, produce)
+    async with serving(services, limits=Limits(inflight_max=2)) as (_, connect):
+        peer = await connect()
+        for size in (10, 10, 50_000, 10, 50_000, 10):
+            peer.send(ApiKey.PRODUCE_LOG, bytes(size))
+        await peer.writer.drain()
+        await asyncio.sleep(0.05)
+        assert order == []
+        gate.set()
+        for _ in range(6):
+            await peer.receive()
+        assert order == [1, 2, 3, 4, 5, 6]

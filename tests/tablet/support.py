@@ -171,6 +171,12 @@ class Connection:
         self._answer(request_id, body)
         self.done()
 
+    def stop_requests(self) -> None:
+        """The test sends nothing meanwhile."""
+
+    def go_on(self) -> None:
+        """The test may send again."""
+
     def hold(self, more: int) -> None:
         """The memory of answers is not counted."""
 

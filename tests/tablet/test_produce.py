@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.log.disk import SilentFiles
@@ -15,6 +17,8 @@ from tests.tablet.support import TABLE, Connection, Tablet, batch
 from zufluss.errors import ErrorCode
 from zufluss.log.log import AppendResult, Log
 from zufluss.log.manager import COPY_BYTES_MAX
+from zufluss.record.arrow.zstd import ZstdMessages
+from zufluss.record.batch.check import ContentCheck
 from zufluss.record.header import build_batch, iter_headers
 from zufluss.tablet.produce import GATHERED_BYTES_MAX
 from zufluss.wire import messages as m
@@ -249,4 +253,39 @@ async def test_an_unforeseen_error_answers_everything_that_gathered(
     monkeypatch.setattr(Log, "append_new", lambda *_: 1 / 0)
     assert {code for code, _ in await sender.answers()} == {int(ErrorCode.UNKNOWN_SERVER_ERROR)}
     monkeypatch.undo()
+    await tablet.server.close()
+
+
+def packed_batch(rows: int, *, damaged: bool = False) -> bytes:
+    """A compressed batch of few bytes, which takes many when it is unpacked."""
+    columns = [pa.array([7] * rows, pa.int64()), pa.array(["text"] * rows)]
+    rows_batch = pa.RecordBatch.from_arrays(columns, names=["a", "b"])
+    zstd = ZstdMessages(rows_batch.schema, 3)
+    message = bytearray(zstd.write(zstd.of(rows_batch), 0))
+    if damaged:
+        message[-40:-8] = bytes(32)
+    return bytes(build_batch(1, bytes(message), rows))
+
+
+async def test_content_that_takes_long_to_unpack_is_checked_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    plain = ContentCheck.run
+
+    def noted(self: ContentCheck, buf: Any) -> None:
+        threads.append(threading.current_thread().name)
+        plain(self, buf)
+
+    monkeypatch.setattr(ContentCheck, "run", noted)
+    tablet = await Tablet(tmp_path).start()
+    connection = Connection()
+    request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    for bucket, damaged in ((0, False), (1, True), (9, False)):
+        request.buckets_req.add(bucket_id=bucket, records=packed_batch(600_000, damaged=damaged))
+    sent = connection.send(tablet.server.produce.handle, request)
+    corrupt = int(ErrorCode.CORRUPT_RECORD_EXCEPTION)
+    assert await connection.produced(sent) == [(0, 0), (1, corrupt), (9, UNKNOWN)]
+    assert set(threads) == {"zufluss-check_0"}
+    assert tablet.server.buckets.replica(TABLE, None, 0).log.log_end_offset == 600_000
     await tablet.server.close()

@@ -87,6 +87,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_read",
         "_read_since",
         "_served",
+        "_stopped",
         "_total",
         "_unread",
         "active",
@@ -123,7 +124,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self._total = 0
         self._frame_since = 0.0
-        self._held = False
+        self._held = self._stopped = False
         self._out: list[Buffer] = []
         self._queued = 0
         self._unread = False
@@ -216,7 +217,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             stop = pos + 4 + length
             if stop > end:
                 break
-            if self.inflight >= server.burst_max:
+            if self.inflight >= server.burst_max or self._stopped:
                 self._held, self._carry = True, bytes(view[pos:end])
                 return
             self._request(array, view, pos + 4, stop)
@@ -528,9 +529,22 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._below_limit()
         self.inflight -= 1
 
+    def stop_requests(self) -> None:
+        """Take no further request of this client until `go_on`: one takes long, order counts."""
+        self._stopped = True
+        self._pause()
+
+    def go_on(self) -> None:
+        """Take requests of this client again."""
+        self._stopped = False
+        if self._held and self.inflight < self._inflight_max:
+            self.server.loop.call_soon(self._take_held)
+        else:
+            self._resume()
+
     def _below_limit(self) -> None:
         """Continue to read, because there is room for another request."""
-        if self._held:
+        if self._held and not self._stopped:
             self.server.loop.call_soon(self._take_held)
         else:
             self._resume()

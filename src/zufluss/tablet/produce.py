@@ -15,13 +15,17 @@ bucket, one batch, `acks=all`) are checked as they come and then gather in an `A
 bucket until the end of the loop turn: one write and one step of the high watermark for all of them.
 They are written in the order of their arrival, because any other append to a bucket first writes
 the gathered entries. If the write fails, exactly these entries are refused.
+
+Compressed content that takes long to unpack is checked in a thread; the client's later requests
+wait meanwhile, so that its batches stay in order, and other clients go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -34,10 +38,11 @@ from zufluss.errors import (
 )
 from zufluss.log.log import AppendResult
 from zufluss.net.connection import ServerConnection
-from zufluss.record.batch.check import CheckedBatch
+from zufluss.record.batch.check import CheckedBatch, ContentCheck, LaterChecks
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import BucketKey, Buckets, TableState
 from zufluss.tablet.durability import Durability
+from zufluss.wire.hot.buckets import BucketScan
 from zufluss.wire.hot.produce import (
     ProducedBucket,
     ProduceScan,
@@ -52,6 +57,10 @@ ALL = -1
 ACKS = (ALL, 1, 0)
 SMALL_BYTES_MAX = 64 * 1024
 """Requests up to this size try the path with one kernel call."""
+UNPACK_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of compressed content, uncompressed, that a request may have checked on the event loop."""
+LATER_BYTES_MAX = 256 * 1024 * 1024
+"""Requests that may wait for a thread that checks their content."""
 GATHERED_BYTES_MAX = 64 * 1024
 """Entries that gather for one write; as much as the commit log takes as one entry."""
 
@@ -155,6 +164,40 @@ class PendingEntry:
             self.pending.settled(self.position)
 
 
+class CheckedEntry(NamedTuple):
+    """A bucket entry of a request after its batches were checked."""
+
+    bucket: BucketKey
+    """The bucket."""
+    batches: tuple[CheckedBatch, ...]
+    """Its batches, none if they are refused."""
+    error: Exception | None
+    """Why they are refused; None if they are not."""
+    later: list[ContentCheck]
+    """Checks of compressed content that are still to be done."""
+
+
+def refused_entry(bucket: BucketKey, error: Exception) -> CheckedEntry:
+    """A bucket entry that cannot be appended."""
+    if isinstance(error, ZuflussError):
+        error = error.with_traceback(None)  # its frames hold the bytes of the request
+    return CheckedEntry(bucket, (), error, [])
+
+
+def _check_contents(entries: list[CheckedEntry], body: Any) -> list[CheckedEntry]:
+    """Do the checks of compressed content that were left; in a thread."""
+    done = []
+    for entry in entries:
+        try:
+            for content in entry.later:
+                content.run(body)
+        except Exception as e:
+            done.append(refused_entry(entry.bucket, e))
+        else:
+            done.append(entry)
+    return done
+
+
 class AppendBuffer:
     """Small entries of one bucket that came in this loop turn: one batch and one request each."""
 
@@ -184,6 +227,8 @@ class ProduceHandler:
         self._durability = durability
         self._loop = asyncio.get_running_loop()
         self.pending: set[PendingProduce] = set()
+        self._checkers = ThreadPoolExecutor(1, thread_name_prefix="zufluss-check")
+        self._later_bytes = 0
         self._gathered: dict[Replica, AppendBuffer] = {}
         self._last: TableState | None = None
         """The table of the last request, which is usually that of the next one."""
@@ -211,19 +256,79 @@ class ProduceHandler:
             )
         table = self._buckets.tables.get(scan.table_id)
         self._last = None if table is None or table.has_primary_key else table
-        if len(scan.buckets) != 1:
-            self._many(connection, request_id, scan, array, view)
-            return
-        partition_id, bucket_id, records, stop = scan.buckets[0]
-        bucket = (partition_id, bucket_id)
+        later = LaterChecks(UNPACK_BYTES_MAX)
+        entries = [
+            self._check_entry(scan.table_id, bucket, array, later) for bucket in scan.buckets
+        ]
+        if later.checks:
+            self._check_later(connection, request_id, scan, entries, array[:end])
+        else:
+            self._write_checked(connection, request_id, scan, entries, view)
+
+    def _check_entry(
+        self, table_id: int, scanned: BucketScan, array: Any, later: LaterChecks
+    ) -> CheckedEntry:
+        """Check a bucket entry; content that takes long to check is left to `later`."""
+        bucket = (scanned.partition_id, scanned.bucket_id)
+        before = len(later.checks)
         try:
-            batches = self._check(scan.table_id, bucket, array, records, stop)
-        except ZuflussError as e:
-            refused = self._refused(e, scan.table_id, bucket)
+            batches = self._check(table_id, bucket, array, scanned.start, scanned.end, later)
+        except Exception as e:
+            return refused_entry(bucket, e)
+        return CheckedEntry(bucket, batches, None, later.checks[before:])
+
+    def _write_checked(
+        self,
+        connection: ServerConnection,
+        request_id: int,
+        scan: ProduceScan,
+        entries: list[CheckedEntry],
+        view: memoryview,
+    ) -> None:
+        """Append the entries that are good; answer now or when they are durable."""
+        if len(entries) != 1:
+            self._many(connection, request_id, scan, entries, view)
+            return
+        (entry,) = entries
+        if entry.error is not None:
+            refused = self._refused(entry.error, scan.table_id, entry.bucket)
             connection.finish(request_id, produce_response([refused]))
             return
-        assert table is not None  # _check found it
-        self._one(connection, request_id, scan.acks, scan.timeout_ms, table, bucket, view, batches)
+        table = self._buckets.tables.get(scan.table_id)
+        self._one(connection, request_id, scan, table, entry, view)
+
+    def _check_later(
+        self,
+        connection: ServerConnection,
+        request_id: int,
+        scan: ProduceScan,
+        entries: list[CheckedEntry],
+        received: Any,
+    ) -> None:
+        """Check the content of large compressed batches in a thread, then append."""
+        size = len(received)
+        if self._later_bytes + size > LATER_BYTES_MAX:
+            raise LogStorageError(
+                f"{self._later_bytes} bytes of compressed batches wait to be checked, "
+                f"{LATER_BYTES_MAX} are allowed; try again after a pause"
+            )
+        body = received.copy()
+        self._later_bytes += size
+        connection.stop_requests()
+        outcome = self._loop.run_in_executor(self._checkers, _check_contents, entries, body)
+
+        def checked(done: asyncio.Future[list[CheckedEntry]]) -> None:
+            self._later_bytes -= size
+            connection.go_on()
+            if done.cancelled() or done.exception() is not None:
+                log.error("content_not_checked", error=str(done))
+                text = "internal server error"
+                connection.respond_error(request_id, ErrorCode.UNKNOWN_SERVER_ERROR, text)
+                connection.done()
+                return
+            self._write_checked(connection, request_id, scan, done.result(), memoryview(body))
+
+        outcome.add_done_callback(checked)
 
     # -- small appends: gathered over a loop turn -------------------------------------------
 
@@ -315,24 +420,23 @@ class ProduceHandler:
         self,
         connection: ServerConnection,
         request_id: int,
-        acks: int,
-        timeout_ms: int,
-        table: TableState,
-        bucket: BucketKey,
+        scan: ProduceScan,
+        table: TableState | None,
+        entry: CheckedEntry,
         view: memoryview,
-        batches: tuple[CheckedBatch, ...],
     ) -> None:
         """Append the checked batches of a request with one bucket; answer now or when durable."""
-        partition_id, bucket_id = bucket
+        partition_id, bucket_id = bucket = entry.bucket
         try:
-            replica = table.replicas.get(bucket) or self._missing(table, bucket)
-            appended = self._append(replica, view, batches)
+            replica = None if table is None else table.replicas.get(bucket)
+            replica = replica or self._missing(scan.table_id, bucket)
+            appended = self._append(replica, view, entry.batches)
         except Exception as e:
-            refused = self._refused(e, table.info.table_id, bucket)
+            refused = self._refused(e, scan.table_id, bucket)
             connection.finish(request_id, produce_response([refused]))
             return
-        if acks == ALL and appended.end_offset > replica.log.high_watermark:
-            pending = self._await(connection, request_id, timeout_ms)
+        if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
+            pending = self._await(connection, request_id, scan.timeout_ms)
             pending.entries.append(ProducedBucket(partition_id, bucket_id, appended.base_offset))
             replica.await_append(appended.end_offset, pending)
             return
@@ -343,24 +447,24 @@ class ProduceHandler:
         connection: ServerConnection,
         request_id: int,
         scan: ProduceScan,
-        array: Any,
+        checked: list[CheckedEntry],
         view: memoryview,
     ) -> None:
         """Append several bucket entries, each on its own, and answer them together."""
         entries: list[ProducedBucket] = []
         waits: list[tuple[int, Replica, int]] = []
         refused = 0
-        for partition_id, bucket_id, start, end in scan.buckets:
-            bucket = (partition_id, bucket_id)
+        for bucket, batches, error, _ in checked:
             try:
-                batches = self._check(scan.table_id, bucket, array, start, end)
-                replica = self._buckets.tables[scan.table_id].replicas[bucket]
+                if error is not None:
+                    raise error
+                replica = self._missing(scan.table_id, bucket)
                 appended = self._append(replica, view, batches)
             except Exception as e:
                 entry = self._refused(e, scan.table_id, bucket, quiet=refused > 0)
                 refused += 1
             else:
-                entry = ProducedBucket(partition_id, bucket_id, appended.base_offset)
+                entry = ProducedBucket(*bucket, appended.base_offset)
                 if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
                     waits.append((len(entries), replica, appended.end_offset))
             entries.append(entry)
@@ -374,20 +478,25 @@ class ProduceHandler:
             replica.await_append(end_offset, PendingEntry(pending, position))
 
     def _check(
-        self, table_id: int, bucket: BucketKey, array: Any, start: int, end: int
+        self,
+        table_id: int,
+        bucket: BucketKey,
+        array: Any,
+        start: int,
+        end: int,
+        later: LaterChecks,
     ) -> tuple[CheckedBatch, ...]:
         """Check a bucket entry; raises why the bucket or a batch is refused."""
         table = self._buckets.tables.get(table_id)
         if table is None or table.has_primary_key or bucket not in table.replicas:
             raise self._buckets.why_not(table_id, *bucket)
-        return table.checker.check(array, start, end)
+        return table.checker.check(array, start, end, later)
 
-    def _missing(self, table: TableState, bucket: BucketKey) -> Replica:
-        """The replica in the new state of a table whose last bucket was dropped meanwhile."""
-        current = self._buckets.tables.get(table.info.table_id)
+    def _missing(self, table_id: int, bucket: BucketKey) -> Replica:
+        """The replica in the present state of a table, which may have been dropped meanwhile."""
+        current = self._buckets.tables.get(table_id)
         if current is None or bucket not in current.replicas:
-            raise self._buckets.why_not(table.info.table_id, *bucket)
-        self._last = current
+            raise self._buckets.why_not(table_id, *bucket)
         return current.replicas[bucket]
 
     def _append(

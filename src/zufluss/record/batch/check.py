@@ -74,6 +74,41 @@ class CheckedBatch(NamedTuple):
     """Sequence within the writer, −1 for none."""
 
 
+class ContentCheck(NamedTuple):
+    """The compressed content of a batch, which is still to be decompressed and validated."""
+
+    start: int
+    """Position of the Arrow message in the buffer."""
+    end: int
+    """Position after it."""
+    layout: Layout
+    """Layout of its schema."""
+    where: str
+    """The batch, for errors."""
+
+    def run(self, buf: ByteArray) -> None:
+        """Decompress and validate; raises `CorruptRecordError`. For any thread."""
+        _check_content(buf[self.start : self.end], self.layout, self.where)
+
+
+class LaterChecks:
+    """Content checks that take too long for where the batches are checked: somebody does them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """Content of up to `bytes_max` bytes together is checked at once."""
+        self._bytes_left = bytes_max
+        self.checks: list[ContentCheck] = []
+        """The checks that are left to do."""
+
+    def add(self, check: ContentCheck, size: int) -> bool:
+        """Whether a check of `size` uncompressed bytes was left to be done later."""
+        self._bytes_left -= size
+        if self._bytes_left >= 0:
+            return False
+        self.checks.append(check)
+        return True
+
+
 class _Known(NamedTuple):
     """A schema in the forms that the checker needs."""
 
@@ -101,8 +136,13 @@ class BatchChecker:
     def __repr__(self) -> str:
         return f"BatchChecker({self._log_format}, schemas {sorted(self._known)})"
 
-    def check(self, buf: ByteArray, start: int, end: int) -> tuple[CheckedBatch, ...]:
-        """Check the batches that fill buf[start:end] exactly; raises if there is none."""
+    def check(
+        self, buf: ByteArray, start: int, end: int, later: LaterChecks | None = None
+    ) -> tuple[CheckedBatch, ...]:
+        """Check the batches that fill buf[start:end] exactly; raises if there is none.
+
+        Compressed content that takes long to check goes to `later`, if that is given.
+        """
         result = check_batch(buf, start, end, self._program, self._changelog)
         if (
             result[0] == 0
@@ -110,7 +150,7 @@ class BatchChecker:
             and crc32c(buf[start + _COVERED[result[6]] : end]) == result[4]
         ):
             return (CheckedBatch._make((start, *result[5:])),)
-        return self._check_all(buf, start, end, result)
+        return self._check_all(buf, start, end, result, later)
 
     def check_produce(
         self, buf: ByteArray, view: memoryview, start: int, end: int, table_id: int
@@ -128,12 +168,17 @@ class BatchChecker:
         return result
 
     def _check_all(
-        self, buf: ByteArray, start: int, end: int, result: tuple[int, ...]
+        self,
+        buf: ByteArray,
+        start: int,
+        end: int,
+        result: tuple[int, ...],
+        later: LaterChecks | None,
     ) -> tuple[CheckedBatch, ...]:
         """Check batch after batch; `result` is the kernel's result for the first."""
         checked: list[CheckedBatch] = []
         while True:
-            batch = self._settle(buf, start, end, result, len(checked))
+            batch = self._settle(buf, start, end, result, len(checked), later)
             checked.append(batch)
             start = batch.end
             if start == end:
@@ -147,6 +192,7 @@ class BatchChecker:
         end: int,
         result: tuple[int, ...],
         index: int,
+        later: LaterChecks | None,
     ) -> CheckedBatch:
         """Complete the check of one batch after the kernel; raises its fault."""
         where = f"batch {index} of the bucket entry"
@@ -161,7 +207,10 @@ class BatchChecker:
             raise RefusedBatchError(where, fault, result[2], result[3], self._name(result))
         batch = CheckedBatch._make((start, *result[5:]))
         if fault == BatchFault.COMPRESSED:
-            _check_content(buf[result[2] : batch.end], self._known[batch.schema_id].layout, where)
+            layout = self._known[batch.schema_id].layout
+            content = ContentCheck(result[2], batch.end, layout, where)
+            if later is None or not later.add(content, result[3]):
+                content.run(buf)
         elif fault == BatchFault.ROWS:
             self._check_rows(buf, result[2], batch, where)
         return batch

@@ -379,7 +379,7 @@ def _check_batch(
     note[FIGURE_1] = body
     fault = _check_message(buf, body, start + size, count, program, note)
     if fault == BatchFault.COMPRESSED:
-        note[FIGURE_1] = body
+        note[FIGURE_1], note[FIGURE_2] = body, note[TOTAL]
     return fault
 
 
