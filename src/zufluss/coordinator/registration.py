@@ -27,6 +27,7 @@ from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
 from zufluss.errors import ConfigError, ErrorCode, error
 from zufluss.remote.health import HealthReport
+from zufluss.tasks import end
 from zufluss.wire import messages as m
 
 if TYPE_CHECKING:
@@ -88,10 +89,7 @@ class Registrations:
 
     async def stop(self) -> None:
         """End every registration; requests under way to the servers fail."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await end(self._task)
         for session in self._sessions.values():
             session.tablet.end()
 

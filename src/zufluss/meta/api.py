@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 from typing import Protocol, Self
 
 from zufluss.errors import ErrorCode, ZuflussError
@@ -181,12 +180,7 @@ class Watch(Protocol):
     def __enter__(self) -> Self:
         """The watch itself, closed at the end of the block."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         """Close the watch."""
 
 

@@ -20,10 +20,10 @@ import os
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -44,10 +44,10 @@ from zufluss.remote.objects import Objects, checksum
 from zufluss.remote.placement import Policy, Spread, StoredRoundRobin
 from zufluss.remote.stores import store_properties
 from zufluss.remote.uri import FILE, parse_location
+from zufluss.tasks import together
 
 log = structlog.get_logger("zufluss.remote")
 
-T = TypeVar("T")
 
 SCALE: Final = 1000
 """Factor of weights, so that adaptive ones, which are fractions, become whole numbers."""
@@ -234,7 +234,7 @@ class RemoteStorage:
     async def _upload_to(self, location_id: int, units: Sequence[Upload]) -> list[RemoteFile]:
         await self._ensure_marked(location_id)
         opened = self._open(location_id)
-        sent = await _all_or_first_error([self._send(location_id, opened, x) for x in units])
+        sent = await together(self._send(location_id, opened, x) for x in units)
         location = self.locations.get(location_id)
         if location.uri != opened.uri or location.state is AdminState.RETIRED:
             raise _PassedOverError(
@@ -473,15 +473,3 @@ class RemoteStorage:
             0.0 if down else self._effective_weight(location_id, best),
             health.last_error,
         )
-
-
-async def _all_or_first_error(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all answers; after the first failure the other requests are cancelled."""
-    tasks = [asyncio.ensure_future(request) for request in requests]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -36,6 +36,7 @@ from zufluss.net.services import RequestContext, Services
 from zufluss.remote.health import HealthReport
 from zufluss.remote.locations import Locations
 from zufluss.tablet.coordinator_client import NOT_REGISTERED, CoordinatorClient
+from zufluss.tasks import end
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -93,10 +94,7 @@ class CoordinatorLink:
 
     async def stop(self) -> None:
         """Send no more heartbeats."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await end(self._task)
 
     async def join(self) -> None:
         """Register once, and take over the picture and the buckets in the answer."""

@@ -12,7 +12,6 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 STOP_SECONDS = 60.0
@@ -29,12 +28,7 @@ class ReadyProcess:
         self._ready = ready
         self._reader: threading.Thread | None = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self.running:
             self.kill()
 

@@ -32,7 +32,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self
 
 Kind = Literal[
@@ -151,12 +150,7 @@ class FaultProxy:
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -44,6 +44,7 @@ from zufluss.errors import (
 )
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.remote.errors import ObjectCorruptError, ObjectForbiddenError, ObjectMissingError
+from zufluss.tasks import together
 
 if TYPE_CHECKING:
     from zufluss.remote.objects import Objects
@@ -241,13 +242,7 @@ async def download(
         async with slots:
             await _download(file, target, open_directory)
 
-    tasks = [asyncio.ensure_future(one(file)) for file in metadata.files]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await together(one(file) for file in metadata.files)
 
 
 async def _download(file: KvSnapshotFile, target: Path, open_directory: OpenDirectory) -> None:

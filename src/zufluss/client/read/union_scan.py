@@ -37,6 +37,7 @@ from zufluss.client.read.union_rows import (
 from zufluss.errors import InvalidTableError
 from zufluss.lake.fold import FoldedChanges, Folder
 from zufluss.model.table import TableBucket
+from zufluss.tasks import together
 
 FOLDED_AT_ONCE: Final = 4
 """Buckets of a primary-key table whose changes are read concurrently."""
@@ -194,13 +195,8 @@ class AsyncUnionScanner(AsyncScanner):
         info = narrowed(self.plan.info, self._shape.columns)
         slots = asyncio.Semaphore(FOLDED_AT_ONCE)
         parts = [part for part in self._wanted() if part.start < part.stop]
-        tasks = [asyncio.ensure_future(self._fold_one(part, slots)) for part in parts]
-        try:
-            folded = [Folder(info, 0).finish(), *await asyncio.gather(*tasks)]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        tails = await together(self._fold_one(part, slots) for part in parts)
+        folded = [Folder(info, 0).finish(), *tails]
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.scan.connection.executor, self._joined, folded)
 

@@ -33,6 +33,7 @@ from zufluss.errors import ZuflussError
 from zufluss.model.auto_partition import auto_partitions, expired_partitions
 from zufluss.model.partition import spec_of
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.tasks import end
 
 log = structlog.get_logger(__name__)
 
@@ -119,10 +120,8 @@ class AutoPartitions:
 
     async def stop(self) -> None:
         """Check no more; a change under way is finished."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await end(self._task)
+        self._task = None
 
     async def check(self, tables: Iterable[TableEntry] | None = None) -> None:
         """Create and drop the partitions that are due now, of some tables or of all."""

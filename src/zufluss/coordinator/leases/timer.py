@@ -15,6 +15,7 @@ import structlog
 from zufluss.clock import Clock
 from zufluss.coordinator.leases.book import RETRY_SECONDS, LeaseBook
 from zufluss.coordinator.leases.records import put_expiry
+from zufluss.tasks import end
 
 log = structlog.get_logger(__name__)
 
@@ -35,10 +36,7 @@ class LeaseTimer:
 
     async def stop(self) -> None:
         """Write how much time each lease has left, and end no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await end(self._task)
         await self._book.each(tuple(self._book.leases), self._write_time)
         await self._book.tasks.settle()
 

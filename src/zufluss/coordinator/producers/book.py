@@ -39,6 +39,7 @@ from zufluss.coordinator.tasks import PendingTasks
 from zufluss.coordinator.turns import Turns
 from zufluss.errors import ConfigError, ZuflussError
 from zufluss.meta.api import MetaStore, Op
+from zufluss.tasks import end
 
 log = structlog.get_logger(__name__)
 
@@ -128,10 +129,7 @@ class ProducerBook:
 
     async def stop(self) -> None:
         """Finish the changes under way, and send no more news."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await end(self._task)
         await self.tasks.settle()
 
     def __iter__(self) -> Iterator[ProducerRecord]:

@@ -39,6 +39,7 @@ from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, Delete, MetaStore, Op
 from zufluss.model.producer import check_producer_id
 from zufluss.model.schema import dump_object
+from zufluss.tasks import end
 from zufluss.wire import messages as m
 from zufluss.wire.tables import bucket_key
 
@@ -98,10 +99,7 @@ class ProducerOffsets:
 
     async def stop(self) -> None:
         """Finish the changes under way, and delete no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await end(self._task)
         await self._tasks.settle()
 
     # Handlers

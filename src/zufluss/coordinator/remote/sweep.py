@@ -42,6 +42,7 @@ from zufluss.remote.layout import RemoteName
 from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest
 from zufluss.remote.objects import ObjectInfo
 from zufluss.remote.storage import RemoteStorage
+from zufluss.tasks import end
 
 log = structlog.get_logger(__name__)
 
@@ -141,10 +142,7 @@ class Sweep:
 
     async def stop(self) -> None:
         """Stop, also in the middle of a sweep."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await end(self._task)
 
     async def sweep(
         self, location_ids: Collection[int] | None = None, *, delete: bool = True

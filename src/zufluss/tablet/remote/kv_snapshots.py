@@ -20,10 +20,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import structlog
 from crc32c import crc32c
@@ -50,10 +50,10 @@ from zufluss.remote.storage import NoLocationError, RemoteStorage, Upload
 from zufluss.replica.kv_host import KvHost
 from zufluss.replica.replica import Replica
 from zufluss.tablet.remote.context import RemoteContext
+from zufluss.tasks import together
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
 BUCKETS_AT_ONCE: Final = 4
 """Buckets that are being copied at the same time."""
 TICKS: Final = 50
@@ -414,18 +414,6 @@ async def read_snapshot(storage: RemoteStorage, handle: SnapshotHandle) -> KvSna
             f"{snapshot.log_offset}, not {handle.snapshot_id} at {handle.log_offset}"
         )
     return snapshot
-
-
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results; after a failure the others are cancelled before it is raised."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def _with_private(

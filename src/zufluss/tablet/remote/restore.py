@@ -43,8 +43,9 @@ from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.kv_host import KvHost
 from zufluss.replica.replica import Replica
 from zufluss.tablet.remote.context import RemoteContext
-from zufluss.tablet.remote.kv_snapshots import read_snapshot, together
+from zufluss.tablet.remote.kv_snapshots import read_snapshot
 from zufluss.tablet.reopen import may_pass
+from zufluss.tasks import together
 
 log = structlog.get_logger(__name__)
 
