@@ -11,7 +11,7 @@ from tests.coordinator.support import Cluster, Seconds
 from zufluss.cluster.producers import Baseline, ProducerEntry
 from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.records import PRODUCERS_PATH
-from zufluss.coordinator.producers.rules import InitCall, Initialised
+from zufluss.coordinator.producers.rules import InitCall, InitResult
 from zufluss.meta.api import Op
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath
@@ -75,7 +75,7 @@ class ProducerCluster(Cluster):
     def producers(self) -> ProducerCalls:
         return self.coordinator.producers
 
-    async def init(self, producer_id: str = "job", *columns: int, **more: Any) -> Initialised:
+    async def init(self, producer_id: str = "job", *columns: int, **more: Any) -> InitResult:
         call = InitCall(producer_id, self.table_id, TTL_MS, columns)
         self._write_up_to(more.get("restored") or {})
         return await self.producers.init(replace(call, **more))

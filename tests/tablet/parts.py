@@ -19,6 +19,7 @@ from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.kv_host import KvHost
 from zufluss.replica.replica import Replica, ReplicaHost
+from zufluss.tablet.answers import Answers
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.changelog_reader import ChangelogReader
 from zufluss.tablet.contention import Contention
@@ -124,7 +125,8 @@ class Parts:
         )
 
     def lookup_handler(self, put: PutHandler) -> LookupHandler:
-        return LookupHandler(self.buckets, self.kv, put, self.contention, self.tasks)
+        answers = Answers(self.conf)
+        return LookupHandler(self.buckets, self.kv, put, self.contention, self.tasks, answers)
 
     def scan_service(self) -> ScanService:
         rebuilder = Rebuilder(self.conf, self.remote, self._restorer(), self._changelog_reader())

@@ -125,7 +125,8 @@ async def test_a_prefix_lookup_answers_the_rows_of_each_prefix(keyed: Parts) -> 
     put = keyed.put_handler()
     await put_rows(put, (1, "one"), (2, "two"))
     request = prefix_request(TABLE, [CODEC.key((2,)), b"", CODEC.key((5,))])
-    (entry,) = (await keyed.lookup_handler(put).prefix_lookup(request, CONTEXT)).buckets_resp
+    answer = await keyed.lookup_handler(put).prefix_lookup(request, CONTEXT)
+    (entry,) = decode(m.PrefixLookupResponse, b"".join(answer.buffers)).buckets_resp
     rows = [[CODEC.value(value) for value in values.values] for values in entry.value_lists]
     assert rows == [[(2, "two")], [(1, "one"), (2, "two")], []]
 

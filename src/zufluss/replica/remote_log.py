@@ -97,7 +97,7 @@ class RemoteLog:
         self.range = None
         self.guard()
 
-    def told(self, manifest_file: tuple[int, str] | None, start: int, end: int) -> None:
+    def note_manifest(self, manifest_file: tuple[int, str] | None, start: int, end: int) -> None:
         """Note the manifest and the offsets that the coordinator reports."""
         self.manifest_file, self.range = manifest_file, (start, end)
         self.copied_to = max(self.copied_to, end)

@@ -124,7 +124,7 @@ class LakeConformance:
         lake.prepare()
         return lake
 
-    def _found(self, lake: LakeRounds, snapshot_id: int | None = None) -> list[Row]:
+    def _rows(self, lake: LakeRounds, snapshot_id: int | None = None) -> list[Row]:
         return plain_rows(self.read_rows(lake.table, lake.properties, snapshot_id))
 
     def _files(self, lake: LakeRounds) -> set[str]:
@@ -138,7 +138,7 @@ class LakeConformance:
         log.prepare()
         assert self._files(log) == before
         assert log.newest() is None
-        assert self._found(log) == []
+        assert self._rows(log) == []
 
     def test_a_column_added_to_the_table_is_there_before_its_data(self, log: LakeRounds) -> None:
         """Every reader reads NULL for it in older rows."""
@@ -146,7 +146,7 @@ class LakeConformance:
         log.evolved(with_column(log.table, "extra", "DECIMAL(10, 2)"))
         extra = pa.array([Decimal("1.25"), None], pa.decimal128(10, 2))
         log.commit(log.write(named_rows(4, 2).append_column("extra", extra)))
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
         assert log.own_rows() == log.contents()
 
     def test_a_table_of_the_same_name_starts_afresh_and_the_old_one_keeps_its_rows(
@@ -157,9 +157,9 @@ class LakeConformance:
         table = replace(log.table, table_id=2, created_time=log.table.created_time + 1)
         new = self._prepared(log.factory, table, log.properties)
         assert new.newest() is None
-        assert self._found(new) == []
+        assert self._rows(new) == []
         new.commit(new.write(named_rows(10, 3)))
-        assert self._found(new) == new.contents()
+        assert self._rows(new) == new.contents()
         old = replace(log.table, path=self.renamed(log.table))
         assert plain_rows(self.read_rows(old, log.properties)) == log.contents()
 
@@ -171,7 +171,7 @@ class LakeConformance:
         table = replace(log.table, created_time=log.table.created_time + 5)
         new = self._prepared(log.factory, table, log.properties)
         assert new.newest() is None
-        assert self._found(new) == []
+        assert self._rows(new) == []
 
     def test_reading_a_table_that_was_never_tiered_says_so(
         self, factory: AnyFactory, properties: Mapping[str, str]
@@ -189,9 +189,9 @@ class LakeConformance:
         """Files alone are nothing; a snapshot is all buckets of a round."""
         written = log.write(named_rows(0, 10))
         assert len(written.results) == log.table.bucket_count
-        assert self._found(log) == []
+        assert self._rows(log) == []
         log.commit(written)
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
         assert len(log.contents()) == 10
 
     def test_rounds_add_up_and_each_snapshot_stays_what_it_was(self, log: LakeRounds) -> None:
@@ -201,7 +201,7 @@ class LakeConformance:
             result = log.commit(log.write(named_rows(10 * number, 5)))
             states.append((result.snapshot_id, log.contents()))
         for snapshot_id, rows in states:
-            assert self._found(log, snapshot_id) == rows
+            assert self._rows(log, snapshot_id) == rows
             assert log.own_rows(snapshot_id) == rows
 
     def test_bytes_of_another_format_are_refused(self, factory: AnyFactory) -> None:
@@ -238,7 +238,7 @@ class LakeConformance:
         with pytest.raises(LakeCommitRefusedError):
             log.commit(zombie, expected=stale)
         assert log.newest_id() == newest
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
 
     def test_a_commit_that_expects_a_snapshot_that_never_was_is_refused(
         self, log: LakeRounds
@@ -256,7 +256,7 @@ class LakeConformance:
         assert log.newest_id() == ours
         log.commit(written, expected=ours)
         self.foreign_commit(log.table, log.properties)
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
 
     def test_a_committer_that_was_opened_before_other_commits_still_works(
         self, log: LakeRounds
@@ -272,7 +272,7 @@ class LakeConformance:
             newest = early.newest()
         assert newest is not None
         assert newest.snapshot_id == log.newest_id() != first
-        assert len(self._found(log)) == 6
+        assert len(self._rows(log)) == 6
 
     def test_an_empty_commit_moves_offsets_and_no_rows(self, log: LakeRounds) -> None:
         """A primary-key table whose changes cancelled each other has no file to commit."""
@@ -285,7 +285,7 @@ class LakeConformance:
         newest = log.newest()
         assert newest is not None
         assert newest.properties["zufluss.round"] == "round-1"
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
 
     def test_a_writer_that_got_no_rows_writes_no_rows(self, log: LakeRounds) -> None:
         """A range may hold nothing but records that others removed."""
@@ -293,7 +293,7 @@ class LakeConformance:
         writer = log.factory.create_writer(context)
         result = writer.complete()
         log.commit(log.write(named_rows(0, 2)) + Written((result,), named_rows(0, 0, log)))
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
 
     def test_an_aborted_writer_leaves_no_file(self, log: LakeRounds) -> None:
         """The task failed after it had begun to write."""
@@ -313,7 +313,7 @@ class LakeConformance:
         with log.committer() as committer:
             committer.abort(committer.to_committable(written.results))
         assert self._files(log) == before
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
 
     def test_of_two_attempts_at_one_range_only_the_collected_one_counts(
         self, log: LakeRounds
@@ -322,7 +322,7 @@ class LakeConformance:
         handle = log.prepare()
         log.write(named_rows(0, 6), handle=handle, attempt="lost")
         log.commit(log.write(named_rows(0, 6), handle=handle, attempt="kept"))
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
 
     # Primary keys
 
@@ -333,30 +333,30 @@ class LakeConformance:
         for number in range(6):
             result = keyed.commit(random_changes(keyed, rng, number))
             states.append((result.snapshot_id, keyed.contents()))
-            assert self._found(keyed) == keyed.contents(), f"after round {number}"
+            assert self._rows(keyed) == keyed.contents(), f"after round {number}"
         for snapshot_id, rows in states:
             assert keyed.own_rows(snapshot_id) == rows
-        assert self._found(keyed, states[1][0]) == states[1][1]
+        assert self._rows(keyed, states[1][0]) == states[1][1]
 
     def test_a_key_that_was_deleted_can_come_back(self, keyed: LakeRounds) -> None:
         """Its old position stays deleted, its new one lives."""
         for upserts, deletes in [([1, 2, 3], []), ([], [2]), ([2], [3]), ([3], [1, 2]), ([1], [])]:
             keyed.commit(keyed.change(keyed_rows(upserts, "r"), key_rows(deletes)))
-            assert self._found(keyed) == keyed.contents()
+            assert self._rows(keyed) == keyed.contents()
 
     def test_deleting_a_key_that_the_lake_never_had_is_fine(self, keyed: LakeRounds) -> None:
         """Inserted and deleted between two rounds."""
         keyed.commit(keyed.change(keyed_rows([1], "a"), key_rows([7, 8, 9])))
         keyed.commit(keyed.change(keyed_rows([], "a"), key_rows([100])))
-        assert self._found(keyed) == keyed.contents()
+        assert self._rows(keyed) == keyed.contents()
 
     def test_a_round_may_delete_everything(self, keyed: LakeRounds) -> None:
         """An empty table is a table."""
         keyed.commit(keyed.change(keyed_rows(range(20), "a")))
         keyed.commit(keyed.change(keyed_rows([], "a"), key_rows(range(20))))
-        assert self._found(keyed) == []
+        assert self._rows(keyed) == []
         keyed.commit(keyed.change(keyed_rows([5], "b")))
-        assert self._found(keyed) == keyed.contents()
+        assert self._rows(keyed) == keyed.contents()
 
     def test_a_refused_round_of_changes_deletes_nothing(self, keyed: LakeRounds) -> None:
         """Deletes of a zombie are as invisible as its rows."""
@@ -365,7 +365,7 @@ class LakeConformance:
         keyed.commit(keyed.change(keyed_rows([1], "b"), key_rows([4])))
         with pytest.raises(LakeCommitRefusedError):
             keyed.commit(zombie, expected=first)
-        assert self._found(keyed) == keyed.contents()
+        assert self._rows(keyed) == keyed.contents()
 
     def test_keys_of_several_columns_are_told_apart(
         self, factory: AnyFactory, properties: Mapping[str, str]
@@ -379,7 +379,7 @@ class LakeConformance:
         rows = pa.table({"a": ["1", "12", "1"], "b": [23, 3, 3], "v": ["x", "y", "z"]})
         lake.commit(lake.change(rows.cast(table.schema.arrow)))
         lake.commit(lake.change(rows.slice(0, 1), rows.slice(2, 1)))
-        assert self._found(lake) == lake.contents()
+        assert self._rows(lake) == lake.contents()
         assert len(lake.contents()) == 2
 
     # Types and partitions
@@ -391,7 +391,7 @@ class LakeConformance:
         lake = self._prepared(factory, lake_table(factory.format, ALL_TYPES), properties)
         lake.commit(lake.write(typed_rows(lake.table, [FULL_ROW, EDGES, NULLS])))
         assert lake.own_rows() == lake.contents()
-        assert self._found(lake) == lake.contents()
+        assert self._rows(lake) == lake.contents()
 
     def test_every_type_comes_back_from_a_primary_key_table(
         self, factory: AnyFactory, properties: Mapping[str, str]
@@ -404,7 +404,7 @@ class LakeConformance:
         lake.commit(lake.change(typed_rows(table, [FULL_ROW, EDGES, NULLS])))
         lake.commit(lake.change(typed_rows(table, [FULL_ROW | {"id": 3}, NULLS | {"id": 1}])))
         assert lake.own_rows() == lake.contents()
-        assert self._found(lake) == lake.contents()
+        assert self._rows(lake) == lake.contents()
 
     @pytest.mark.parametrize("keyed_table", [False, True])
     def test_a_partitioned_table_keeps_its_partitions_apart(
@@ -418,7 +418,7 @@ class LakeConformance:
                 for region in ("eu", "us-1", "ä_b")
             ]
             lake.commit(parts[0] + parts[1] + parts[2])
-            assert self._found(lake) == lake.contents()
+            assert self._rows(lake) == lake.contents()
         assert lake.own_rows() == lake.contents()
 
     @pytest.mark.parametrize("keyed_table", [False, True])
@@ -432,12 +432,12 @@ class LakeConformance:
         lake.recreate("eu")
         kept = [row for row in before if row["region"] == "us"]
         assert lake.own_rows(without=["eu"]) == kept
-        assert self._found(lake) == before
+        assert self._rows(lake) == before
         for ids in (range(2, 5), range(1, 3)):
             lake.commit(partition_rows(lake, "eu", ids, f"new-{ids}"))
-            assert self._found(lake) == lake.own_rows() == lake.contents()
+            assert self._rows(lake) == lake.own_rows() == lake.contents()
         assert lake.own_rows(without=["eu"]) == kept
-        assert self._found(lake, first) == before
+        assert self._rows(lake, first) == before
 
     def test_naming_partitions_and_filtering_leave_out_nothing_that_matches(
         self, factory: AnyFactory, properties: Mapping[str, str]
@@ -508,8 +508,8 @@ class LakeConformance:
         keys = [key for key in before.properties if key.startswith(("zufluss.", "fluss-"))]
         assert {k: newest.properties[k] for k in keys} == {k: before.properties[k] for k in keys}
         assert _planned(log) < files
-        assert self._found(log) == log.own_rows() == log.contents()
-        assert self._found(log, before.snapshot_id) == log.contents()
+        assert self._rows(log) == log.own_rows() == log.contents()
+        assert self._rows(log, before.snapshot_id) == log.contents()
 
     def test_compacting_what_is_compact_does_nothing(self, log: LakeRounds) -> None:
         """It runs after every round; an idle table must not grow a snapshot with each."""
@@ -529,15 +529,15 @@ class LakeConformance:
         for number in range(4):
             keyed.commit(random_changes(keyed, rng, number))
         _compact(keyed)
-        assert self._found(keyed) == keyed.own_rows() == keyed.contents()
+        assert self._rows(keyed) == keyed.own_rows() == keyed.contents()
         with keyed.reader() as reader:
             files = reader.plan(_newest_id(keyed)).files
         assert sum(file.records for file in files) == len(keyed.contents())
         for number in range(4, 8):
             keyed.commit(random_changes(keyed, rng, number))
-            assert self._found(keyed) == keyed.contents()
+            assert self._rows(keyed) == keyed.contents()
         _compact(keyed)
-        assert self._found(keyed) == keyed.own_rows() == keyed.contents()
+        assert self._rows(keyed) == keyed.own_rows() == keyed.contents()
 
     def test_compaction_joins_files_from_before_and_after_a_column_was_added(
         self, log: LakeRounds
@@ -551,7 +551,7 @@ class LakeConformance:
         for number in range(2):
             log.commit(log.write(named_rows(100 * number, 4).append_column("extra", extra)))
         _compact(log)
-        assert self._found(log) == log.own_rows() == log.contents()
+        assert self._rows(log) == log.own_rows() == log.contents()
 
     def test_compaction_keeps_values_of_every_type(
         self, factory: AnyFactory, properties: Mapping[str, str]
@@ -561,7 +561,7 @@ class LakeConformance:
         for _ in range(4):
             lake.commit(lake.write(typed_rows(lake.table, [FULL_ROW, EDGES, NULLS])))
         _compact(lake)
-        assert self._found(lake) == lake.own_rows() == lake.contents()
+        assert self._rows(lake) == lake.own_rows() == lake.contents()
 
     def test_compaction_is_refused_when_a_round_came_first(self, keyed: LakeRounds) -> None:
         """A zombie's compaction would bring back what a later round deleted."""
@@ -571,7 +571,7 @@ class LakeConformance:
         keyed.commit(keyed.change(keyed_rows([1], "new"), key_rows([2])))
         with keyed.maintenance() as maintenance, pytest.raises(LakeCommitRefusedError):
             maintenance.compact(stale)
-        assert self._found(keyed) == keyed.contents()
+        assert self._rows(keyed) == keyed.contents()
 
     def test_a_round_that_was_planned_before_a_compaction_is_refused(
         self, keyed: LakeRounds
@@ -583,9 +583,9 @@ class LakeConformance:
         _compact(keyed)
         with pytest.raises(LakeCommitRefusedError):
             keyed.commit(late, expected=planned)
-        assert self._found(keyed) == keyed.contents()
+        assert self._rows(keyed) == keyed.contents()
         keyed.commit(keyed.change(keyed_rows([1], "late"), key_rows([50])))
-        assert self._found(keyed) == keyed.contents()
+        assert self._rows(keyed) == keyed.contents()
 
     def test_expiry_keeps_the_newest_and_what_it_is_told_to_keep(self, log: LakeRounds) -> None:
         """A reader that pinned a snapshot continues to read it."""
@@ -597,11 +597,11 @@ class LakeConformance:
             assert maintenance.expire(wall_ms() - HOUR_MS, []) == 0
             assert maintenance.expire(wall_ms() + HOUR_MS, [states[1][0]]) == 2
             assert maintenance.expire(wall_ms() + HOUR_MS, [states[1][0]]) == 0
-        assert self._found(log, states[1][0]) == states[1][1]
-        assert self._found(log) == log.own_rows() == log.contents()
+        assert self._rows(log, states[1][0]) == states[1][1]
+        assert self._rows(log) == log.own_rows() == log.contents()
         assert log.newest_id() == states[3][0]
         log.commit(log.write(named_rows(100, 3)))
-        assert self._found(log) == log.contents()
+        assert self._rows(log) == log.contents()
 
     def test_expiry_after_foreign_commits_keeps_our_newest(self, log: LakeRounds) -> None:
         """Offsets live in it, however old it is."""
@@ -611,7 +611,7 @@ class LakeConformance:
         with log.maintenance() as maintenance:
             maintenance.expire(wall_ms() + HOUR_MS, [])
         assert log.newest_id() == ours
-        assert self._found(log) == self._found(log, ours) == log.contents()
+        assert self._rows(log) == self._rows(log, ours) == log.contents()
 
     def test_a_sweep_removes_orphans_and_nothing_else(self, keyed: LakeRounds) -> None:
         """Files of attempts whose results nobody collected, however young rows beside them are."""
@@ -629,9 +629,9 @@ class LakeConformance:
         assert report.looked_at >= report.removed >= len(orphans)
         assert report.removed_bytes > 0
         assert not self._files(keyed) & orphans
-        assert self._found(keyed) == keyed.own_rows() == keyed.contents()
+        assert self._rows(keyed) == keyed.own_rows() == keyed.contents()
         keyed.commit(keyed.change(keyed_rows([1], "after")))
-        assert self._found(keyed) == keyed.contents()
+        assert self._rows(keyed) == keyed.contents()
 
     def test_a_sweep_leaves_every_snapshot_that_can_still_be_read(self, log: LakeRounds) -> None:
         """Time travel within the retained history works after it."""
@@ -644,7 +644,7 @@ class LakeConformance:
         with log.maintenance() as maintenance:
             maintenance.sweep(wall_ms() + HOUR_MS)
         for snapshot_id, rows in states:
-            assert self._found(log, snapshot_id) == rows
+            assert self._rows(log, snapshot_id) == rows
 
     def test_after_compaction_and_expiry_old_files_are_gone(self, keyed: LakeRounds) -> None:
         """Space comes back."""
@@ -656,7 +656,7 @@ class LakeConformance:
             assert maintenance.expire(wall_ms() + HOUR_MS, []) == 5
             maintenance.sweep(wall_ms() + HOUR_MS)
         assert len(self._files(keyed)) < len(before)
-        assert self._found(keyed) == keyed.own_rows() == keyed.contents()
+        assert self._rows(keyed) == keyed.own_rows() == keyed.contents()
 
 
 def _planned(lake: LakeRounds) -> int:

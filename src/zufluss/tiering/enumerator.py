@@ -114,7 +114,7 @@ class Enumerator:
     def close(self) -> None:
         """Report all outcomes, running rounds as failed, and stop the thread."""
         with self._lock:
-            self._reports.failed += self._kept()
+            self._reports.failed += self._held()
             self._running.clear()
         self._asking = False
         self._closed = True
@@ -149,7 +149,7 @@ class Enumerator:
         """Send a heartbeat; True if another one should follow at once."""
         with self._lock:
             lost = [lease for lease in self._running.values() if lease.lost]
-            running = self._kept()
+            running = self._held()
             reports, self._reports = self._reports, _Reports()
             room = self._asking and len(self._running) < self._slots
         for lease in lost:
@@ -170,7 +170,7 @@ class Enumerator:
             return False
         return self._take(answer)
 
-    def _kept(self) -> list[TieringLease]:
+    def _held(self) -> list[TieringLease]:
         return [table for table, lease in self._running.items() if not lease.lost]
 
     def _coordinator_away(self, reports: _Reports, problem: Exception) -> None:

@@ -17,7 +17,7 @@ from tests.coordinator.support import NOON, TABLET, Cluster, RecordingTablet, ta
 from zufluss.cluster.image import TableEntry
 from zufluss.coordinator import records
 from zufluss.coordinator.lake.queue import HandOut, TieringState
-from zufluss.coordinator.lake.tables import SNAPSHOTS_MAX, kept
+from zufluss.coordinator.lake.tables import SNAPSHOTS_MAX, retained
 from zufluss.coordinator.records import SnapshotRecord
 from zufluss.errors import ConfigError, ErrorCode, LakeSnapshotNotExistError, TableNotExistError
 from zufluss.meta.api import Delete, Op
@@ -1014,7 +1014,7 @@ async def test_what_is_readable_may_be_told_later_and_is_never_more_than_tiered(
 def test_an_unknown_earliest_snapshot_keeps_all_up_to_a_limit() -> None:
     many: tuple[SnapshotRecord, ...] = ()
     for i in range(3 * SNAPSHOTS_MAX):
-        many = kept(many, SnapshotRecord(i, f"{i}", "r" if i == 5 else None), earliest=-7)
+        many = retained(many, SnapshotRecord(i, f"{i}", "r" if i == 5 else None), earliest=-7)
     assert len(many) <= SNAPSHOTS_MAX
     assert many[0].snapshot_id == 5
     assert many[-1].snapshot_id == 3 * SNAPSHOTS_MAX - 1

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.coordinator.lease_world import DAILY, HOUR_MS, LOGS, TABLE, LeaseWorld
 from zufluss.coordinator.leases.epochs import EPOCHS_AT_ONCE
-from zufluss.coordinator.leases.rules import Acquired, LeaseCounts, TableShare
+from zufluss.coordinator.leases.rules import AcquireResult, LeaseCounts, TableShare
 from zufluss.coordinator.leases.writer import OPS_MAX
 from zufluss.errors import (
     AuthorizationError,
@@ -35,7 +35,7 @@ async def world(tmp_path: Path) -> AsyncIterator[LeaseWorld]:
     await world.close()
 
 
-async def latest(world: LeaseWorld, lease_id: str = "a", *buckets: TableBucket) -> Acquired:
+async def latest(world: LeaseWorld, lease_id: str = "a", *buckets: TableBucket) -> AcquireResult:
     return await world.leases.acquire_latest(lease_id, HOUR_MS, buckets, principal=None)
 
 

@@ -22,7 +22,7 @@ from tests.coordinator.producer_cluster import (
 )
 from tests.coordinator.support import EVENTS, table_json
 from zufluss.coordinator.producers import book
-from zufluss.coordinator.producers.rules import Initialised, ProducerCounts
+from zufluss.coordinator.producers.rules import InitResult, ProducerCounts
 from zufluss.errors import (
     AuthorizationError,
     ColumnLockedError,
@@ -521,7 +521,7 @@ async def log_table(world: ProducerCluster) -> None:
     world.table_id = made.info.table_id
 
 
-def number_of(made: Initialised) -> int:
+def number_of(made: InitResult) -> int:
     assert (made.producer.epoch, made.undo_needed) == (1, False)
     assert not made.producer.column_ids
     return made.producer.number

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.coordinator.producer_cluster import PV, ProducerCluster
 from tests.coordinator.support import EVENTS, table_json
-from zufluss.coordinator.producers.rules import Initialised
+from zufluss.coordinator.producers.rules import InitResult
 from zufluss.errors import (
     AuthorizationError,
     ConfigError,
@@ -35,7 +35,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ProducerCluster]:
     await world.stop()
 
 
-async def fence(world: ProducerCluster, producer_id: str = "job", **more: object) -> Initialised:
+async def fence(world: ProducerCluster, producer_id: str = "job", **more: object) -> InitResult:
     return await world.init(producer_id, fence_only=True, **more)
 
 

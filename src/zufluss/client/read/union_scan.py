@@ -157,7 +157,7 @@ class AsyncUnionScanner(AsyncScanner):
             buckets = self.scan.buckets
             self._add(LakeRows(self.plan, self._shape, buckets=buckets, changed=changed))
 
-    def _wanted(self) -> list[TailRange]:
+    def _ranges(self) -> list[TailRange]:
         """The ranges of the chosen buckets, without partitions in which no row can match."""
         chosen, tail = self.scan.buckets, self.plan.tail
         names = {part.partition for part in tail if part.partition is not None}
@@ -170,7 +170,7 @@ class AsyncUnionScanner(AsyncScanner):
 
     async def _open_tail(self) -> AsyncLogScanner | None:
         """Open the log behind the lake; None if there is none and none can come."""
-        ranges, follows = self._wanted(), self.scan.stop is None
+        ranges, follows = self._ranges(), self.scan.stop is None
         names = tuple(dict.fromkeys(part.partition for part in ranges if part.partition))
         every = not self.plan.info.is_partitioned or (follows and self.scan.partitions is None)
         if self.scan.lake_only or not (every or names):
@@ -194,7 +194,7 @@ class AsyncUnionScanner(AsyncScanner):
         """The keys that the tail changes, and the rows that it leaves as they are handed out."""
         info = narrowed(self.plan.info, self._shape.columns)
         slots = asyncio.Semaphore(FOLDED_AT_ONCE)
-        parts = [part for part in self._wanted() if part.start < part.stop]
+        parts = [part for part in self._ranges() if part.start < part.stop]
         tails = await together(self._fold_one(part, slots) for part in parts)
         folded = [Folder(info, 0).finish(), *tails]
         loop = asyncio.get_running_loop()

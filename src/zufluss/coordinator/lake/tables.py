@@ -219,7 +219,7 @@ class LakeTables:
             before = lake.snapshots
             if not await self._is_news(info, before, record, offsets):
                 return
-            after = kept(before, record, commit.earliest_to_keep)
+            after = retained(before, record, commit.earliest_to_keep)
             async with self._files.counted(offsets_files([record])):
                 fenced = lake.fenced or commit.hand_out is not None
                 await self._put_lake(info, LakeRecord(self._clock_ms(), after, fenced))
@@ -453,7 +453,7 @@ class LakeTables:
         return None if entry is None else entry.remote_location
 
 
-def kept(
+def retained(
     before: Sequence[SnapshotRecord], new: SnapshotRecord, earliest: int | None
 ) -> tuple[SnapshotRecord, ...]:
     """The snapshots to keep when a new one is committed, the newest last.

@@ -36,9 +36,9 @@ from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.leases import records as lease_records
 from zufluss.coordinator.leases.book import BUCKETS_AT_ONCE, LeaseBook, all_pins
 from zufluss.coordinator.leases.rules import (
-    Acquired,
+    AcquireResult,
     Lease,
-    Renewed,
+    RenewResult,
     SnapshotPin,
     check_count,
     check_duration,
@@ -97,7 +97,7 @@ class LeaseCalls:
         *,
         principal: str | None,
         epoch: int | None = None,
-    ) -> Acquired:
+    ) -> AcquireResult:
         """Lease snapshots by their ids, and renew the lease; creates it if it does not exist.
 
         Without any snapshots the lease is only renewed.
@@ -114,7 +114,7 @@ class LeaseCalls:
         *,
         principal: str | None,
         epoch: int | None = None,
-    ) -> Acquired:
+    ) -> AcquireResult:
         """Lease the newest snapshots of buckets; creates the lease if it does not exist.
 
         Without an epoch the lease is taken over: its former holder is fenced. Without any buckets
@@ -127,7 +127,7 @@ class LeaseCalls:
 
     async def renew(
         self, lease_id: str, duration_ms: int, *, principal: str | None, epoch: int | None = None
-    ) -> Renewed:
+    ) -> RenewResult:
         """Let a lease last for a duration from now on."""
         self._check(lease_id, duration_ms)
         call = _LeaseCall(lease_id, principal, epoch)
@@ -137,7 +137,7 @@ class LeaseCalls:
         self._check_mine(lease, call)
         check_sound(lease)
         await self.book.renew(lease, duration_ms)
-        return Renewed(lease.remaining_ms(self._clock()), lease.revoked)
+        return RenewResult(lease.remaining_ms(self._clock()), lease.revoked)
 
     async def release(
         self,
@@ -210,7 +210,7 @@ class LeaseCalls:
         duration_ms: int,
         snapshots: Mapping[TableBucket, int | None],
         take_over: bool,
-    ) -> Acquired:
+    ) -> AcquireResult:
         async with self.book.turns.turn(call.lease_id):
             lease = await self._mine(call)
             if lease is None and (call.epoch is not None or not snapshots):
@@ -225,7 +225,7 @@ class LeaseCalls:
 
     async def _create(
         self, call: _LeaseCall, duration_ms: int, snapshots: Mapping[TableBucket, int | None]
-    ) -> Acquired:
+    ) -> AcquireResult:
         """Create a lease, unless none of the snapshots is available."""
         owner, now = call.principal, self._clock()
         check_count(self.book.owned[owner], self._count_max, owner)
@@ -234,7 +234,7 @@ class LeaseCalls:
             epoch = await self.book.epochs.of_new(call.lease_id)
             selection = await self._selector.select({}, snapshots)
             if not selection.new:
-                return Acquired(None, 0, {}, selection.unavailable)
+                return AcquireResult(None, 0, {}, selection.unavailable)
             lease = Lease(
                 call.lease_id,
                 owner,
@@ -259,7 +259,7 @@ class LeaseCalls:
         epoch: int,
         duration_ms: int,
         snapshots: Mapping[TableBucket, int | None],
-    ) -> Acquired:
+    ) -> AcquireResult:
         """Renew a lease, and give it more snapshots, or others of the same buckets."""
         now = self._clock()
         selection = await self._selector.select(lease.tables, snapshots)
@@ -275,8 +275,8 @@ class LeaseCalls:
             await selection.answer_all(all_pins(lease))
         return self._acquired(lease, selection)
 
-    def _acquired(self, lease: Lease, selection: Selection) -> Acquired:
-        return Acquired(
+    def _acquired(self, lease: Lease, selection: Selection) -> AcquireResult:
+        return AcquireResult(
             lease.epoch,
             lease.remaining_ms(self._clock()),
             selection.leased,
@@ -284,7 +284,7 @@ class LeaseCalls:
             lease.revoked,
         )
 
-    async def _renew(self, call: _LeaseCall, duration_ms: int) -> Renewed:
+    async def _renew(self, call: _LeaseCall, duration_ms: int) -> RenewResult:
         """Renew a lease after the calls that came before."""
         async with self.book.turns.turn(call.lease_id):
             lease = await self._mine(call)
@@ -295,7 +295,7 @@ class LeaseCalls:
             op = lease_records.put_expiry(call.lease_id, duration_ms, duration_ms)
             await self.book.write(call.lease_id, [op], {}, renewal=True)
             self.book.prolong(lease, now, duration_ms)
-            return Renewed(lease.remaining_ms(self._clock()), lease.revoked)
+            return RenewResult(lease.remaining_ms(self._clock()), lease.revoked)
 
     async def _release(self, call: _LeaseCall, buckets: set[TableBucket]) -> None:
         async with self.book.turns.turn(call.lease_id):

@@ -82,7 +82,7 @@ class Expiry(NamedTuple):
     """The duration that the last acquire or renewal asked for."""
 
 
-class Stored(NamedTuple):
+class StoredLease(NamedTuple):
     """A lease as the store has it."""
 
     lease: Lease
@@ -328,7 +328,7 @@ class _Fields:
 # Reading a lease again
 
 
-def load(entries: Iterable[Entry]) -> list[Stored]:
+def load(entries: Iterable[Entry]) -> list[StoredLease]:
     """All leases in the values at and below `LEASES_PATH`."""
     leases: dict[str, dict[str, bytes]] = {}
     for entry in entries:
@@ -337,7 +337,7 @@ def load(entries: Iterable[Entry]) -> list[Stored]:
     return [load_lease(lease_id, values) for lease_id, values in leases.items()]
 
 
-def load_lease(lease_id: str, values: Mapping[str, bytes]) -> Stored:
+def load_lease(lease_id: str, values: Mapping[str, bytes]) -> StoredLease:
     """Decode one lease from all values at and below its path."""
     damage: list[str] = []
     head = _part(values, head_path(lease_id), decode_head, damage)
@@ -367,7 +367,7 @@ def load_lease(lease_id: str, values: Mapping[str, bytes]) -> Stored:
         holds_all=head is None and not listed,
         paths=frozenset(values) if damage else frozenset(),
     )
-    return Stored(lease, 0 if expiry is None else expiry.remaining_ms)
+    return StoredLease(lease, 0 if expiry is None else expiry.remaining_ms)
 
 
 def _part(

@@ -145,7 +145,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Acquired:
+class AcquireResult:
     """The answer to an acquire."""
 
     epoch: int | None
@@ -161,7 +161,7 @@ class Acquired:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class RenewResult:
     """The answer to a renewal."""
 
     remaining_ms: int

@@ -26,7 +26,7 @@ from zufluss.cluster.authority import Authority
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.token_service import MayRead, everybody
 from zufluss.coordinator.leases.calls import LeaseCalls
-from zufluss.coordinator.leases.rules import Acquired, LeaseInfo, check_lease_id
+from zufluss.coordinator.leases.rules import AcquireResult, LeaseInfo, check_lease_id
 from zufluss.errors import (
     AuthorizationError,
     ConfigError,
@@ -111,7 +111,7 @@ class LeaseService:
         request: m.AcquireLatestKvSnapshotLeaseRequest,
         buckets: Sequence[TableBucket],
         principal: str | None,
-    ) -> Acquired:
+    ) -> AcquireResult:
         try:
             acquired = await self._leases.acquire_latest(
                 request.lease_id,
@@ -123,9 +123,9 @@ class LeaseService:
         except KvSnapshotLeaseNotFoundError:
             if buckets or not request.targets:
                 raise
-            return Acquired(None, 0)  # tables without a partition: there is nothing to lease
+            return AcquireResult(None, 0)  # tables without a partition: there is nothing to lease
         if request.targets and not buckets:
-            return Acquired(acquired.epoch, acquired.remaining_ms, revoked=acquired.revoked)
+            return AcquireResult(acquired.epoch, acquired.remaining_ms, revoked=acquired.revoked)
         return acquired
 
     async def renew_kv_snapshot_lease(

@@ -47,7 +47,7 @@ from zufluss.coordinator.producers import records, rules
 from zufluss.coordinator.producers.book import ProducerBook, TableBook
 from zufluss.coordinator.producers.rules import (
     InitCall,
-    Initialised,
+    InitResult,
     ProducerCounts,
     ProducerRecord,
     ProducerStatus,
@@ -91,7 +91,7 @@ class ProducerCalls:
 
     # Calls
 
-    async def init(self, call: InitCall) -> Initialised:
+    async def init(self, call: InitCall) -> InitResult:
         """Begin an epoch; when this returns, every earlier one is fenced at all leaders."""
         entry = self._table_entry(call.table_id)
         if entry.info.has_primary_key or call.producer_id:
@@ -148,7 +148,7 @@ class ProducerCalls:
 
     # Epochs
 
-    async def _init(self, call: InitCall) -> Initialised:
+    async def _init(self, call: InitCall) -> InitResult:
         async with self.book.turn(call.table_id) as table:
             entry = self._table_entry(call.table_id)
             rules.check_table(entry.info)
@@ -165,7 +165,7 @@ class ProducerCalls:
                 producer = await self._end_offsets(table, producer)
                 await self.book.try_tell(table)  # leaders keep the changelog from there on
         undo = rules.undo_needed(entry.info, columns)
-        return Initialised(producer, created, undo)
+        return InitResult(producer, created, undo)
 
     def _table_entry(self, table_id: int) -> TableEntry:
         entry = self._image.table_by_id(table_id)
@@ -311,7 +311,7 @@ class ProducerCalls:
 
     # Producers that own nothing
 
-    async def _fence(self, call: InitCall) -> Initialised:
+    async def _fence(self, call: InitCall) -> InitResult:
         """Begin the next epoch of a producer that only fences; after the last, a new number."""
         async with self.book.turn(call.table_id) as table:
             entry = self._table_entry(call.table_id)
@@ -329,24 +329,24 @@ class ProducerCalls:
             self.book.seen(producer)
             await self.book.write(table, ops, [producer])
             await self.book.tell(table)
-        return Initialised(producer, before is None, False)
+        return InitResult(producer, before is None, False)
 
-    async def _number(self, call: InitCall) -> Initialised:
+    async def _number(self, call: InitCall) -> InitResult:
         """The number of a producer of a log table."""
         if not call.producer_id:
-            return Initialised(_bare(call, await self._next_number(call.table_id)), True, False)
+            return InitResult(_bare(call, await self._next_number(call.table_id)), True, False)
         async with self.book.turn(call.table_id) as table:
             entry = self._table_entry(call.table_id)
             before = table.producers.get(call.producer_id)
             if before is not None:
                 self._ownership.check_owner(before, call.principal)
                 self.book.seen(before)
-                return Initialised(before, False, False)
+                return InitResult(before, False, False)
             rules.check_count(len(table.producers), self._count_max, entry.info)
             producer = _bare(call, await self._next_number(call.table_id))
             self.book.seen(producer)
             await self.book.write(table, records.create(producer), [producer])
-        return Initialised(producer, True, False)
+        return InitResult(producer, True, False)
 
     # Checkpoints and ends
 

@@ -116,7 +116,7 @@ class InitCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Initialised:
+class InitResult:
     """The answer to INIT_PRODUCER: every earlier epoch is fenced."""
 
     producer: ProducerRecord

@@ -34,7 +34,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from zufluss.lake.base import LakeTableError
-from zufluss.lake.iceberg.deletes import DELETE_SCHEMA, Found, delete_table, deleted_positions
+from zufluss.lake.iceberg.deletes import (
+    DELETE_SCHEMA,
+    ReplacedRows,
+    delete_table,
+    deleted_positions,
+)
 from zufluss.lake.iceberg.files import LakeFiles
 from zufluss.lake.iceberg.handle import (
     DATA,
@@ -253,7 +258,7 @@ class Rewriter:
     def _merge_deletes(self, file: LiveFile, partition: PartitionValues) -> None:
         live = _live_mask(self.files, file)
         assert live is not None, f"{file.path} was planned without delete files"
-        rows = delete_table(Found(file, np.flatnonzero(~live)))
+        rows = delete_table(ReplacedRows(file, np.flatnonzero(~live)))
         writer = self._writer(file, DELETE_SCHEMA, "-deletes")
         self._write(writer, iter(rows.to_batches()))
         self._note(POSITION_DELETES, partition, writer, file.path)

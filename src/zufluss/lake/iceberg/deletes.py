@@ -94,7 +94,7 @@ class FileCache:
 _cache = FileCache(CACHE_BYTES_MAX)
 
 
-class Found(NamedTuple):
+class ReplacedRows(NamedTuple):
     """Live rows of a data file that are to be deleted."""
 
     file: LiveFile
@@ -111,7 +111,7 @@ class KeyLookup:
         self._keys = keys
         self._shape = ",".join(str(field_id(field)) for field in keys)
 
-    def find(self, touched: pa.Table, live: Sequence[LiveFile]) -> Iterator[Found]:
+    def find(self, touched: pa.Table, live: Sequence[LiveFile]) -> Iterator[ReplacedRows]:
         """Live positions of the touched keys (columns as in `keys`), file by file."""
         if not touched.num_rows:
             return
@@ -126,7 +126,7 @@ class KeyLookup:
             start += table.num_rows
             positions = self._without_deleted(file, hit)
             if len(positions):
-                yield Found(file, positions)
+                yield ReplacedRows(file, positions)
 
     def remember(self, path: str, keys: pa.Table) -> None:
         """Keep the key columns of a file that was just written, for the next round."""
@@ -182,12 +182,12 @@ def _read(files: LakeFiles, delete_path: str, data_path: str) -> pa.Table:
     return _owned(table.filter(of_file).select([POSITION]))
 
 
-def delete_table(found: Found) -> pa.Table:
+def delete_table(rows: ReplacedRows) -> pa.Table:
     """The rows of a position delete file."""
-    count = len(found.positions)
-    paths = pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), [found.file.path])
+    count = len(rows.positions)
+    paths = pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), [rows.file.path])
     return pa.Table.from_arrays(
-        [paths.cast(pa.string()), pa.array(found.positions, pa.int64())], schema=DELETE_SCHEMA
+        [paths.cast(pa.string()), pa.array(rows.positions, pa.int64())], schema=DELETE_SCHEMA
     )
 
 

@@ -123,22 +123,22 @@ class _EntryCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, tuple[ManifestEntry, ...]] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[ManifestEntry, ...]] = OrderedDict()
         self._entries = 0
 
     def get(self, io: FileIO, manifest: ManifestFile) -> tuple[ManifestEntry, ...]:
         with self._lock:
-            entries = self._found.get(manifest.manifest_path)
+            entries = self._cached.get(manifest.manifest_path)
             if entries is not None:
-                self._found.move_to_end(manifest.manifest_path)
+                self._cached.move_to_end(manifest.manifest_path)
                 return entries
         entries = tuple(manifest.fetch_manifest_entry(io))
         with self._lock:
-            if manifest.manifest_path not in self._found:
-                self._found[manifest.manifest_path] = entries
+            if manifest.manifest_path not in self._cached:
+                self._cached[manifest.manifest_path] = entries
                 self._entries += len(entries)
-            while self._entries > CACHED_ENTRIES_MAX and len(self._found) > 1:
-                self._entries -= len(self._found.popitem(last=False)[1])
+            while self._entries > CACHED_ENTRIES_MAX and len(self._cached) > 1:
+                self._entries -= len(self._cached.popitem(last=False)[1])
         return entries
 
 

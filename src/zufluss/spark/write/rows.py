@@ -134,7 +134,7 @@ def by_last_change(
         rows, actions = rows.filter(pa.array(actions == 0)), actions[actions == 0]
     keys = LastOfKeys(info)
     keys.add(of_spark(rows, info.schema.arrow, info.schema.primary_key))
-    last = keys.found()
+    last = keys.mask()
     for delete in (False, True):
         chosen_rows = actions == delete if last is None else last & (actions == delete)
         if chosen_rows.any():
@@ -243,7 +243,7 @@ class LastOfKeys:
             self._bytes += keys.nbytes
             self._keys.append(keys)
 
-    def found(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+    def mask(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
         """A mask of the last row of each key; None if all rows are last, or keys are too many."""
         if not self._keys or self._bytes > KEY_BYTES_MAX:
             return None

@@ -74,7 +74,7 @@ class Stage:
         return _StoredRows(rows.schema, start, self._file.tell() - start)
 
     def __iter__(self) -> Iterator[Change]:
-        mask = None if self._last is None else self._last.found()
+        mask = None if self._last is None else self._last.mask()
         at = 0
         for delete, run in self._runs:
             rows = self._read(run) if isinstance(run, _StoredRows) else run

@@ -103,9 +103,9 @@ def _leaving(storage: RemoteStorage) -> set[int]:
 def take_note(remote: RemoteLog, bucket_remote: BucketRemote) -> None:
     """Note in a remote log what the coordinator knows of it."""
     if bucket_remote.manifest_path is None or bucket_remote.manifest_location is None:
-        remote.told(None, 0, 0)
+        remote.note_manifest(None, 0, 0)
     else:
-        remote.told(
+        remote.note_manifest(
             (bucket_remote.manifest_location, bucket_remote.manifest_path),
             bucket_remote.remote_start_offset or 0,
             bucket_remote.remote_end_offset or 0,

@@ -117,12 +117,12 @@ class PinnedState:
         pages = self._owner.pages
         try:
             async with asyncio.timeout(wait):
-                reading = await pages.begun(place)
+                reading = await pages.begin(place)
                 if not reading.done():
                     await asyncio.wait({reading})
         except TimeoutError:
             return None
-        pages.taken(place, reading)
+        pages.claim(place, reading)
         if reading.cancelled():
             raise _stopped(self.bucket)
         page = reading.result()
@@ -156,7 +156,7 @@ class Pages:
     def __len__(self) -> int:
         return len(self._pages)
 
-    async def begun(self, place: Place) -> asyncio.Future[Page]:
+    async def begin(self, place: Place) -> asyncio.Future[Page]:
         """Begin to read a page, when there are fewer than `PAGES_MAX`; joins one under way."""
         while place not in self._pages:
             self._drop(place[0] if len(self._pages) < PAGES_MAX else None)
@@ -169,8 +169,8 @@ class Pages:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         return self._pages[place]
 
-    def taken(self, place: Place, reading: asyncio.Future[Page]) -> None:
-        """A reader has claimed this page."""
+    def claim(self, place: Place, reading: asyncio.Future[Page]) -> None:
+        """Forget a page that a reader has claimed."""
         if self._pages.get(place) is reading:
             del self._pages[place]
 
@@ -225,7 +225,7 @@ class PinStates:
 
         An existing state is shared if nothing was written since.
         """
-        return await self._made(replica, self._open(replica))
+        return await self._in_own_task(replica, self._open(replica))
 
     async def rebuild_state(self, replica: Replica, log_offset: int) -> PinnedState:
         """Pin the state at exactly this offset, kept or rebuilt. Acquired once.
@@ -244,9 +244,9 @@ class PinStates:
             if state.log_offset == log_offset:
                 return state
             await state.release()
-        return await self._made(replica, self._find(replica, log_offset), REBUILT_SECONDS)
+        return await self._in_own_task(replica, self._find(replica, log_offset), REBUILT_SECONDS)
 
-    async def _made(
+    async def _in_own_task(
         self, replica: Replica, work: Coroutine[Any, Any, PinnedState], keep_seconds: float = 0
     ) -> PinnedState:
         """Make a state in a task of its own, which also ends well if the caller is cancelled.
@@ -268,10 +268,10 @@ class PinStates:
         except asyncio.CancelledError:
             if task.cancelled():
                 raise _stopped(replica.bucket) from None
-            task.add_done_callback(partial(self._nobody_came, keep_seconds))
+            task.add_done_callback(partial(self._release_unclaimed, keep_seconds))
             raise
 
-    def _nobody_came(self, keep_seconds: float, task: asyncio.Task[PinnedState]) -> None:
+    def _release_unclaimed(self, keep_seconds: float, task: asyncio.Task[PinnedState]) -> None:
         if not task.cancelled() and task.exception() is None:
             self._tasks.spawn(_release_after(keep_seconds, task.result()))
 
