@@ -138,7 +138,7 @@ def last_known(data_dir: Path) -> int | None:
 
 
 def remember(data_dir: Path, files: Files, clock: ExpiryClock) -> None:
-    """Write the believed time; a disk that is full only costs this."""
+    """Write the believed time; if that fails, the next start knows an older time."""
     target = data_dir / CLOCK_FILE
     try:
         files.put(target.with_suffix(".new"), str(clock.now_ms()).encode())

@@ -40,13 +40,13 @@ class Severity(IntEnum):
 
 
 class Finding(NamedTuple):
-    """One thing that a server tells about itself."""
+    """An observation that a server reports about itself."""
 
     severity: Severity
     subject: str
     """What it is about: a bucket, a resource."""
     text: str
-    """What is the matter, and what to do."""
+    """The observation, and what to do about it."""
 
 
 Examine = Callable[[], Iterable[Finding]]

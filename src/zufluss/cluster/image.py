@@ -295,7 +295,7 @@ class ClusterImage:
         return None if state is None else (state.leader, state.leader_epoch)
 
     def bucket_state(self, bucket: TableBucket) -> BucketState | None:
-        """Who holds a bucket, None when there is no such bucket."""
+        """The leader and the leader epoch of a bucket; None when there is no such bucket."""
         holder = self.holder(bucket)
         known = holder is not None and 0 <= bucket.bucket_id < len(holder.buckets)
         return holder.buckets[bucket.bucket_id] if holder is not None and known else None

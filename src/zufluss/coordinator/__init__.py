@@ -1,1 +1,1 @@
-"""The coordinator role: the catalog, and word of it to tablet servers."""
+"""The coordinator role: keeps the catalog, and tells tablet servers about changes of it."""

@@ -250,9 +250,9 @@ class LogManager:
         self._refused[bucket] = reason
 
     def allow(self, bucket: TableBucket) -> None:
-        """Let a log be opened that was refused: what was missing may be there now.
+        """Let a refused log be opened: what was missing may be there now.
 
-        What the commit log has for it was not forgotten.
+        The entries that the commit log has for the bucket were kept.
         """
         self._refused.pop(bucket, None)
         self._allowed.add(bucket)

@@ -148,12 +148,12 @@ class TableDescriptor:
 
     @property
     def has_primary_key(self) -> bool:
-        """It is a primary-key table."""
+        """Whether the table has a primary key."""
         return bool(self.schema.primary_key)
 
     @property
     def is_partitioned(self) -> bool:
-        """It has partition keys."""
+        """Whether the table has partition keys."""
         return bool(self.partition_keys)
 
     @property
@@ -235,12 +235,12 @@ class TableInfo:
 
     @property
     def is_partitioned(self) -> bool:
-        """It has partition keys."""
+        """Whether the table has partition keys."""
         return self.descriptor.is_partitioned
 
     @property
     def has_primary_key(self) -> bool:
-        """It is a primary-key table."""
+        """Whether the table has a primary key."""
         return self.descriptor.has_primary_key
 
     @property

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 STRANGERS_SHARE = 4
 """One in this many connections may be a stranger."""
 STRANGERS_MIN = 16
-"""So many connections may be strangers in any case."""
+"""How many connections may be strangers, however few connections are allowed."""
 STRANGERS_MEMORY_SHARE = 8
 """Strangers get this fraction (1/n) of the memory of half-received frames."""
 SEND_PROGRESS_BYTES = 1024 * 1024

@@ -42,10 +42,10 @@ class _AlwaysReads:
     backlogged = False
 
     async def has_read(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: a caller in this process has no answers to read."""
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """Never: the caller ends with the process."""
+        """Register nothing: a caller in this process never disconnects."""
 
 
 _ALWAYS_READS = _AlwaysReads()

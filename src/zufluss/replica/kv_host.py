@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 MEMORY_SHARE = 4
-"""One part in so many of the machine's memory is for key-value state, unless configured."""
+"""The share of the machine's memory for key-value state, as a divisor, unless configured."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _KV = re.compile(r"kv-\d+")
 
@@ -210,7 +210,7 @@ class KvHost:
     async def pin(self, replica: KvBucket, target: Path, horizon: int, rests: Rests) -> KvState:
         """Flush at least up to `horizon` and hard-link the table files; returns the linked state.
 
-        `target` is not made if there are no rows. A flush that is needed for it rests as told.
+        `target` is not made if there are no rows. `rests` paces a flush that the pin needs.
         """
         tablet = replica.tablet
         while True:

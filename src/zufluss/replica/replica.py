@@ -55,7 +55,7 @@ class FetchWaiter(Protocol):
     """A parked fetch."""
 
     def wake(self) -> None:
-        """There may be something to read."""
+        """Called when new records may be readable."""
 
 
 class Assignment(Protocol):

@@ -107,7 +107,7 @@ class Undo:
 
     @property
     def done(self) -> bool:
-        """Nothing is left to undo."""
+        """Whether everything is undone."""
         task = self.task
         return task.done() and not task.cancelled() and task.exception() is None
 

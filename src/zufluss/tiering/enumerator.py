@@ -131,7 +131,7 @@ class Enumerator:
         self._lasting_beat()
 
     def _lasting_beat(self) -> bool:
-        """Send a heartbeat; no error of it stops the thread."""
+        """Send a heartbeat. Errors are logged and do not stop the thread."""
         try:
             return self._beat()
         except Exception as problem:

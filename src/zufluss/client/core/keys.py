@@ -46,7 +46,7 @@ def prefix_encoder(info: TableInfo) -> KeyEncoder:
 
 
 def check_primary_key(info: TableInfo, what: str, instead: str) -> None:
-    """Raise `InvalidTableError` for a log table: `what` is not for it, `instead` is."""
+    """Raise `InvalidTableError` if a log table is asked for `what`; `instead` is the proposal."""
     if not info.has_primary_key:
         raise InvalidTableError(
             f"table {info.path} has no primary key, so there is no {what}; use {instead}"

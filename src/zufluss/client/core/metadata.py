@@ -17,7 +17,7 @@ from zufluss.wire.tables import path_from_proto
 
 
 class ServerFinding(NamedTuple):
-    """One thing that a server told about itself."""
+    """An observation that a server reported about itself."""
 
     server: str
     """The server's address, host:port."""
@@ -26,7 +26,7 @@ class ServerFinding(NamedTuple):
     subject: str
     """What it is about: a bucket, a resource."""
     text: str
-    """What is the matter, and what to do."""
+    """The observation, and what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,7 @@ class AsyncKvScanner(AsyncScanner):
         return rows
 
     async def _leave(self, lane: _Lane, cause: PartitionNotExistError) -> None:
-        """Stop reading a dropped partition; raises unless none of it was opened nor asked for."""
+        """Leave out a dropped partition; raises if the scan opened a bucket of it or names it."""
         partition_id, offsets = lane.bucket.partition_id, self._rows.offsets
         gone = [each for each in self._lanes if each.bucket.partition_id == partition_id]
         unread = [each for each in self._waiting if each.partition_id == partition_id]

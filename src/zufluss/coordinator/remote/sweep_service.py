@@ -1,4 +1,4 @@
-"""Sweeps that an operator asks for: one at a time, in the background, with an answer to come for.
+"""Sweeps that an operator asks for: one at a time, in the background; clients ask for the result.
 
 A sweep lists whole locations, which may take longer than a request. So the first request begins
 it and gets its id; the client asks again with that id until it is finished. The result of the last

@@ -68,7 +68,7 @@ class PinLimits:
     """How long pins live, and how many there may be."""
 
     idle_seconds: float
-    """A pin that nobody used for so long has ended."""
+    """A pin that was not used for this time has ended."""
     grace_seconds: float
     """A pin whose last connection ended so long ago has ended."""
     age_seconds: float

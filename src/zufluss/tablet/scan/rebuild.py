@@ -164,7 +164,7 @@ class Rebuilder:
     # -- the changelog ------------------------------------------------------------------------
 
     async def _replay(self, changelog: Changelog, log_offset: int, fresh: Path) -> KvState:
-        """Bring what is in a directory to an offset. Not ended before its thread has."""
+        """Bring the state in a directory to an offset; ends only after its thread has ended."""
         ended = threading.Event()
         work = self._loop.run_in_executor(
             self._threads, self._replay_to, changelog, log_offset, fresh, ended

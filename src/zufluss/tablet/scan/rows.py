@@ -30,7 +30,7 @@ CELL_BYTES: Final = 8
 
 
 class ArrowPage(NamedTuple):
-    """What is left of a page."""
+    """The rows of a page that match, as an Arrow message."""
 
     records: bytes | None
     """An Arrow record batch message without its schema, None if no row is left."""

@@ -359,7 +359,7 @@ class ScanService:
         )
 
     def count(self, pinned: PinContent, rows: int, size: int) -> None:
-        """An answer has so many rows and bytes."""
+        """Count the rows and bytes of an answer."""
         table_id, tables = pinned.state.bucket.table_id, self._buckets.tables
         if table_id not in self.counts:
             self.counts = {i: counts for i, counts in self.counts.items() if i in tables}
