@@ -181,8 +181,9 @@ async def commit(
 
 
 async def tiered(cluster: Cluster, snapshot_id: int, offsets: Mapping[Any, int], **how: Any) -> str:
-    """A round without epochs, as Fluss's own services have it."""
+    """A round without epochs, as Fluss's own services have it, of rows that the log has."""
     path = how.get("path", PATH)
+    cluster.tablet.end = max(cluster.tablet.end, *offsets.values())
     file = await prepared(cluster, offsets, path=path)
     answer = await commit(cluster, snapshot_id, file, **how)
     assert answer.error_code == OK, answer.error_message
