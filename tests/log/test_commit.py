@@ -341,14 +341,26 @@ async def test_entries_that_were_never_added_are_made_durable_with_the_next(tmp_
 
 
 class FailingFiles(SilentFiles):
-    """Files whose syncs fail on request."""
+    """Files whose syncs fail on request, and that remember what was written."""
 
     failing: str | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[tuple[str, int]] = []
+        """Path and size of each write."""
+
     def fdatasync(self, fd: int) -> None:  # type: ignore[override]
-        name = str(Path(f"/proc/self/fd/{fd}").readlink())
-        if self.failing is not None and self.failing in name:
+        if self.failing is not None and self.failing in _name_of(fd):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def pwrite(self, fd: int, data: Any, position: int) -> int:
+        self.written.append((_name_of(fd), len(data)))
+        return os.pwrite(fd, data, position)
+
+
+def _name_of(fd: int) -> str:
+    return str(Path(f"/proc/self/fd/{fd}").readlink())
 
 
 async def test_entries_that_the_commit_log_does_not_take_are_synced_in_their_segments(

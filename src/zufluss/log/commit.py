@@ -93,7 +93,7 @@ class _Group:
         self.plans: dict[Log, SyncPlan | None] = {}
         """Logs whose segment files are synced in this group."""
         self.holes: set[Log] = set()
-        """Logs with a plan that cannot be made: nothing of them goes into the commit log."""
+        """Logs that failed or have no plan: nothing of them goes into the commit log."""
         self.file: CommitFile | None = None
         self.position = 0
 
@@ -106,13 +106,20 @@ class _Group:
         if self.file is None:
             return _Outcome(failed)
         try:
-            holes = self.copied.keys() & (failed.keys() | self.holes)
+            holes = self.holes | failed.keys()
             if holes:  # behind what a log just lost nothing must follow
                 leave_out(self.buffer, {entry_prefix(log) for log in holes})
             write_group(files, self.file, self.position, self.buffer)
         except (OSError, MemoryError) as e:
             return _Outcome(failed, e)
         return _Outcome(failed)
+
+    def leave_out_failed(self) -> None:
+        """Drop the logs that failed since their entries gathered: an entry before may be lost."""
+        for log in [log for log in self.copied if log.failure is not None]:
+            self.holes.add(log)
+            del self.copied[log]
+            self.waiting.pop(log, None)
 
     def again(self, log: Log, end_offset: int, incarnation: int) -> None:
         """Take over a log of an earlier group, whose segment files are to be synced."""
@@ -217,6 +224,7 @@ class GroupCommit:
 
     def _start(self) -> None:
         group, self._gathering = self._gathering, _Group()
+        group.leave_out_failed()
         if group.copied:
             self._place(group)
         self._plan_syncs(group)
@@ -250,7 +258,8 @@ class GroupCommit:
                 group.plans[log] = plan
             else:
                 group.holes.add(log)
-                del group.plans[log], group.waiting[log]
+                del group.plans[log]
+                group.waiting.pop(log, None)
 
     def _postpone(self, group: _Group, log: Log, error: Exception) -> None:
         """Have a log whose files could not be opened synced by a later group."""
@@ -267,15 +276,15 @@ class GroupCommit:
             outcome = _Outcome(dict.fromkeys(group.plans, outcome), outcome)
         failed = outcome.failed
         postponed = {log for log, error in failed.items() if is_shortage(error)}
-        for log in postponed:
-            self._postpone(group, log, failed[log])
+        for log, error in failed.items():  # before the next group, which leaves failed logs out
+            if log in postponed:
+                self._postpone(group, log, error)
+            else:
+                log.fail(error)
         if outcome.file_error is not None:
             self._give_up(group, outcome.file_error)
         if not postponed:
             self.schedule()
-        for log, error in failed.items():
-            if log not in postponed:
-                log.fail(error)
         # The flusher may have met an error that our sync of the same file did not report.
         lost = {log for log in group.plans if log in failed or log.failure is not None}
         if outcome.file_error is not None:
