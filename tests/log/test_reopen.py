@@ -19,7 +19,7 @@ from tests.log.support import offsets, read_all
 from tests.log.test_commit import FIRST, PATH, SECOND, FailingFiles, Server
 from zufluss.errors import CorruptRecordError
 from zufluss.log.commit_log import BLOCK_BYTES
-from zufluss.log.config import LogConfig
+from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import OpenFile
 from zufluss.log.log import Log
 from zufluss.log.manager import COPY_BYTES_MAX
@@ -225,3 +225,63 @@ async def test_a_background_sync_without_descriptors_is_tried_again(tmp_path: Pa
     server.log().roll()
     server.flush_worker.run()
     assert server.log().recovery_point == 4
+
+
+async def test_nothing_behind_a_lost_entry_goes_into_the_commit_log(tmp_path: Path) -> None:
+    """The next group has gathered when the sync of an entry fails. An entry of the commit log
+    behind the lost one would refuse the log as damaged, and must not be acknowledged."""
+    files = FailingFiles()
+    server = Server(tmp_path, files)
+    server.append()
+    server.sync()
+    segment, acknowledged = server.log().segments[0].path, server.log().segments[0].size
+    server.append(body=bytes(COPY_BYTES_MAX))
+    server.manager.schedule()
+    server.append(body=b"behind it")  # gathers while the large entry is being synced
+    server.append(SECOND)
+    files.failing = "log-0/"
+    server.commit_worker.run()
+    files.failing = None
+    assert server.durable == [(FIRST, 2), (SECOND, 2)]
+    server.manager.let_go(server.log())
+    os.truncate(segment, acknowledged)  # the disk never had it
+    assert (await reopened(server)).log_end_offset == 2
+
+
+async def test_a_start_whose_sync_failed_writes_again_when_it_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    """The first try has put the entries of the commit log into the segment, and its sync failed."""
+    server = Server(tmp_path)
+    server.append()
+    server.sync()
+    segment = server.log().segments[0]
+    path, size = segment.path, segment.size
+    server.kill()
+    os.truncate(path, 0)  # only the commit log has it
+    files = FailingFiles()
+    files.failing = "log-0/"
+    server = Server(tmp_path, files)
+    assert server.refused == [FIRST]
+    assert path.stat().st_size == size
+    files.failing = None
+    files.written.clear()
+    server.manager.allow(FIRST)
+    assert (await reopened(server)).log_end_offset == 2
+    assert (str(path), size) in files.written
+
+
+async def test_a_sync_in_the_mode_interval_without_descriptors_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    files = ScarceFiles()
+    server = Server(tmp_path, files, FlushMode.INTERVAL)
+    server.append()
+    files.scarce = True
+    server.manager._on_timer()
+    server.flush_worker.run()
+    assert (server.failures, server.log().recovery_point) == ([], 0)
+    files.scarce = False
+    server.manager._on_timer()
+    server.flush_worker.run()
+    assert server.log().recovery_point == 2

@@ -163,10 +163,10 @@ class Log(LogReader):
         """Open the log in `directory`, made if it is missing; recover it if it was not closed.
 
         `replay` are the entries the commit log has for it. `root` is the directory above that is
-        known to be durable; by default the parent. `renew` is for a log that failed in this
-        process: a sync of what is there already would prove nothing. `CorruptRecordError` if
-        durable data is missing or damaged: the files are left as they are, and the log must not be
-        served.
+        known to be durable; by default the parent. `renew` is for a log that failed, or could not
+        be opened, earlier in this process: a sync of what is there already would prove nothing.
+        `CorruptRecordError` if durable data is missing or damaged: the files are left as they are,
+        and the log must not be served.
         """
         files.make_directories(directory)
         recovered = recover(directory, config, files, replay)

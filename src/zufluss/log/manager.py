@@ -188,7 +188,7 @@ class LogManager:
             replay = self._replay.get(key_of(bucket), ())
             if former is not None:
                 replay = entries_of(self._commit_dir, bucket)
-            return self._open(path, bucket, config, now_ms, replay, renew=former is not None)
+            return self._open(path, bucket, config, now_ms, replay, renew=True)
 
         try:
             log = await asyncio.get_running_loop().run_in_executor(None, open_in_thread)
@@ -441,7 +441,12 @@ class LogManager:
         self._start_timer()
         self._group.flush_kept()
         if dirty:
-            self._flusher.flush(dirty)
+            self._flusher.flush(dirty, self._not_flushed)
+
+    def _not_flushed(self, undone: set[Log]) -> None:
+        """Sync the logs with the next timer whose files could not be opened."""
+        if self._flush is FlushMode.INTERVAL:
+            self._dirty.update((log, None) for log in undone if log.failure is None)
 
     async def close(self, *, clean: bool = True) -> None:
         """Finish what is under way, then close every log."""
