@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.log.disk import SilentFiles
+from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed, many, serving
 from tests.tablet.support import TABLE, Tablet
+from zufluss.cluster.remote import BucketRemote
+from zufluss.cluster.replicas import assignments
 from zufluss.errors import ErrorCode, LogStorageError
 from zufluss.kv.store import KvStore
 from zufluss.kv.tablet import KvTablet
 from zufluss.log.files import OpenFile
+from zufluss.log.holds import Holder
+from zufluss.model.table import TableBucket
+from zufluss.replica.kv_host import KvHost
 
 STORAGE = int(ErrorCode.LOG_STORAGE_EXCEPTION)
 
@@ -199,3 +206,107 @@ async def test_a_writer_that_only_the_log_has_forgotten_harms_nobody(tmp_path: P
         await tablet.put((2, "two"), writer_id=5, sequence=1)
         assert tablet.replica() is replica
         assert await tablet.rows() == {1: "one", 2: "two"}
+
+
+class SlowGateway(Gateway):
+    """A coordinator that answers when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[TableBucket] = []
+        self.answers = asyncio.Event()
+
+    async def bucket_remotes(
+        self, buckets: Sequence[TableBucket]
+    ) -> dict[TableBucket, BucketRemote]:
+        self.asked.extend(buckets)
+        await self.answers.wait()
+        return await super().bucket_remotes(buckets)
+
+
+async def test_an_order_for_a_bucket_that_is_being_opened_again_opens_it_once(
+    tmp_path: Path,
+) -> None:
+    gateway = SlowGateway()
+    gateway.answers.set()
+    tablet = await Tablet(tmp_path, gateway=gateway).start()
+    assert await produced(tablet, 0, 1) == [(0, 0), (1, 0)]
+    gateway.answers.clear()
+    gateway.asked.clear()
+    tablet.server.buckets.replica(TABLE, None, 1).fail("a test")
+    async with asyncio.timeout(60):
+        while not gateway.asked:
+            await asyncio.sleep(0.01)
+    # As if the bucket had failed after the order ended the tries of before.
+    order = asyncio.ensure_future(
+        tablet.server.assignments.open_all(assignments(tablet.server.image, 1))
+    )
+    await asyncio.sleep(0)
+    gateway.answers.set()
+    await order
+    await until_open(tablet)
+    assert len(tablet.server.buckets.by_log) == 2
+    assert not list(tablet.server.buckets.refused())
+    assert await produced(tablet, 0, 1) == [(0, 0), (1, 0)]
+    await tablet.server.close()
+
+
+async def test_an_order_asks_for_the_remote_part_of_a_bucket_that_failed_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """Without it the bucket would be opened as if remote storage had nothing of it."""
+    gateway = SlowGateway()
+    gateway.answers.set()
+    tablet = await Tablet(tmp_path, gateway=gateway).start()
+    gateway.asked.clear()
+    tablet.server.assignments.retries._sleep = lambda _: asyncio.Event().wait()
+    orders = assignments(tablet.server.image, 1)
+    order = asyncio.ensure_future(tablet.server.assignments.open_all(orders))
+    await asyncio.sleep(0)
+    failed = tablet.server.buckets.replica(*orders[-1].table_bucket)
+    failed.fail("a test")
+    await order
+    assert gateway.asked == [failed.bucket]
+    assert tablet.server.buckets.find(*failed.bucket) is not None
+    await tablet.server.close()
+
+
+async def test_a_log_that_fails_while_its_bucket_comes_up_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hears of the failure, since the bucket is not served yet."""
+    tablet = Keyed(tmp_path)
+    async with serving(tablet):
+        await tablet.put((1, "one"))
+        replica = tablet.replica()
+        opened = KvHost.open
+        failures = [OSError(errno.EIO, "a sync")]
+
+        async def open_and_fail(host: KvHost, replica: Any, *arguments: Any) -> KvTablet:
+            result = await opened(host, replica, *arguments)
+            if failures:
+                replica.log.fail(failures.pop())
+            return result
+
+        monkeypatch.setattr(KvHost, "open", open_and_fail)
+        replica.fail("a test")
+        await until_open(tablet)
+        await tablet.put((2, "two"))
+        assert await tablet.rows() == {1: "one", 2: "two"}
+        assert not failures
+
+
+async def test_a_bucket_that_was_opened_again_knows_how_far_the_lake_got(tmp_path: Path) -> None:
+    """Otherwise retention keeps everything until the next commit of a lake snapshot."""
+    tablet = await Tablet(
+        tmp_path, properties={"table.datalake.enabled": "true", "table.datalake.format": "iceberg"}
+    ).start()
+    assert await produced(tablet, 0) == [(0, 0)]
+    replica = tablet.server.buckets.replica(TABLE, None, 0)
+    replica.lake_reached(2)
+    tablet.gateway.lake_offsets[replica.bucket] = 2
+    replica.fail("a test")
+    await until_open(tablet)
+    replica = tablet.server.buckets.replica(TABLE, None, 0)
+    assert replica.log.holds.offset(Holder.LAKE) == 2
+    await tablet.server.close()

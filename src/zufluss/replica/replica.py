@@ -216,6 +216,8 @@ class Replica:
             replica.kv = await host.kv.open(replica, settings.kv, earlier)
             replica.kv.fence = host.fences.fence(self.bucket.table_id)
             replica.hold_for_producers()  # they may have changed while the state came up
+        if log.failure is not None:  # nobody was told: the bucket is not served yet
+            raise LogStorageError(f"{log} failed while its bucket was opened: {log.failure}")
         replica.alter(settings)
         copy.attach(replica)
         for opened in host.opened:

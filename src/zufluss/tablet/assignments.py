@@ -2,7 +2,8 @@
 
 A bucket whose data cannot be served is refused, and tried again in the background if that may help
 (`reopen.py`). A bucket that fails while it is served is closed and goes the same way. The orders
-come from `server.py`, one at a time. Before each of them the retries of its buckets are ended.
+come from `server.py`, one at a time. The retries of a bucket are ended before an order for it is
+carried out: two tries at once would open the same files.
 
 Belongs to the event loop.
 """
@@ -75,9 +76,10 @@ class Assignments:
             await self._open_or_refuse(assignment, remotes)
 
     async def _open_or_refuse(
-        self, assignment: ReplicaAssignment, remotes: Mapping[TableBucket, BucketRemote]
+        self, assignment: ReplicaAssignment, remotes: Mapping[TableBucket, BucketRemote | None]
     ) -> LogStorageError | None:
         await asyncio.sleep(0)  # a table has thousands of buckets; other requests run in between
+        await self.retries.end([assignment.table_bucket])  # it may have failed since the order came
         try:
             await self._open(assignment, remotes, Replica.open)
         except Exception as e:
@@ -113,20 +115,33 @@ class Assignments:
         except Exception as e:
             self._buckets.refuse(assignment, e, self._host.clock_ms())
             return e
+        await self._ask_the_lake(assignment)
         return None
+
+    async def _ask_the_lake(self, assignment: ReplicaAssignment) -> None:
+        """Tell a bucket that was opened later how far the lake got; others are told at a start."""
+        bucket, path = assignment.table_bucket, assignment.physical_path.path
+        replica = self._buckets.find(*bucket)
+        if replica is None or not self._buckets.table(bucket.table_id).settings.tiered:
+            return
+        try:
+            replica.lake_reached(await self._context.gateway.lake_offset(path, bucket))
+        except ZuflussError as e:  # nothing expires before the next commit of a lake snapshot
+            log.warning("lake_offset_unknown", bucket=str(bucket), reason=e.message)
 
     async def _remotes(
         self, assignments: Sequence[ReplicaAssignment]
-    ) -> Mapping[TableBucket, BucketRemote]:
-        """What the coordinator knows of the remote files of buckets that are not open yet."""
+    ) -> Mapping[TableBucket, BucketRemote | None]:
+        """What the coordinator knows of the remote files of the buckets that are not open."""
         buckets = [assignment.table_bucket for assignment in assignments]
         closed = [bucket for bucket in buckets if self._buckets.find(*bucket) is None]
-        return await self._context.gateway.bucket_remotes(closed) if closed else {}
+        remotes = await self._context.gateway.bucket_remotes(closed) if closed else {}
+        return {bucket: remotes.get(bucket) for bucket in closed}
 
     async def _open(
         self,
         assignment: ReplicaAssignment,
-        remotes: Mapping[TableBucket, BucketRemote],
+        remotes: Mapping[TableBucket, BucketRemote | None],
         open_replica: OpenReplica,
     ) -> None:
         """Open a bucket, or lead it in another epoch if it is open; raises why it cannot be."""
@@ -138,8 +153,10 @@ class Assignments:
                 self._epoch_ended(replica)
             replica.lead(assignment.leader_epoch)
             return
+        if bucket not in remotes:  # it was open when the coordinator was asked, and failed since
+            remotes = await self._remotes([assignment])
         settings = self._buckets.table(bucket.table_id).settings
-        copy = BucketCopy(self._restorer, self._remote_logs, assignment, remotes.get(bucket))
+        copy = BucketCopy(self._restorer, self._remote_logs, assignment, remotes[bucket])
         self._buckets.add(await open_replica(self._host, assignment, settings, copy))
 
     def close(self, stop: ReplicaStop) -> None:
