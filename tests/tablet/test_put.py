@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +14,11 @@ import pytest
 import pytest_asyncio
 
 from tests.end_to_end.kv import Codec, kv_batch, put_request
-from tests.tablet.keyed import KEYED
+from tests.tablet.keyed import KEYED, Keyed, serving
 from tests.tablet.parts import Parts, parts
 from tests.tablet.support import TABLE, Connection
 from zufluss.errors import ErrorCode, StorageBackpressureError
+from zufluss.model.schema import Schema
 from zufluss.tablet.put import (
     BACKPRESSURE_VERSION,
     PRESSURE_FROM,
@@ -93,3 +97,25 @@ async def test_answers_tell_how_full_the_queue_is_once_it_matters(keyed: Parts) 
     assert filled.pressure == pytest.approx(0.75)
     assert (filled.bucket_id, filled.log_end_offset) == (3, 12)
     assert (refused.partition_id, refused.bucket_id, refused.error_message) == (4, 5, "why")
+
+
+async def test_a_closed_bucket_with_an_auto_increment_column_is_forgotten(tmp_path: Path) -> None:
+    """Its state would stay in memory for as long as the server runs."""
+    schema = Schema.of(
+        "id BIGINT NOT NULL, text STRING, number BIGINT",
+        primary_key=["id"],
+        auto_increment_column=["number"],
+    )
+
+    async def ids(table_id: int, column_id: int, count: int) -> tuple[int, int]:
+        return 1, 1 + count
+
+    tablet = Keyed(tmp_path, schema=schema, allocate_ids=ids)
+    async with serving(tablet):
+        await tablet.put((1, "one"), targets=(0, 1))
+        state = weakref.ref(tablet.replica().tablet)
+        await tablet.drop(0)
+        async with asyncio.timeout(60):
+            while state() is not None:
+                await tablet.server.kv.settled()
+                gc.collect()

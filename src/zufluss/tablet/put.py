@@ -25,6 +25,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import structlog
@@ -198,7 +199,8 @@ class PutHandler:
         self._queued_bytes = 0
         self._authority = Authority(conf)
         self._flush_bytes = conf.get(options.ZUFLUSS_KV_FLUSH_LOG_SIZE)
-        self._locks: dict[KvTablet, asyncio.Lock] = {}
+        self._locks: WeakKeyDictionary[KvTablet, asyncio.Lock] = WeakKeyDictionary()
+        """Held while ids are reserved for a bucket; a bucket that was closed leaves none behind."""
 
     def pressure(self) -> float:
         """How full the worker's queue is, from 0 to 1."""
