@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+
+import pytest
 
 from tests.log.disk import SilentFiles
 from tests.tablet.support import TABLE, Tablet
@@ -33,6 +36,15 @@ def test_it_follows_the_wall_clock_and_its_small_corrections() -> None:
         clocks.go_on(300)
         clocks.wall_ms += correction
         assert (expiry.now_ms(), expiry.doubted_ms) == (clocks.wall_ms, 0)
+
+
+def test_a_machine_that_slept_has_a_clock_that_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`time.monotonic` stands still while a machine is suspended."""
+    clocks = Clocks()
+    monkeypatch.setattr(time, "clock_gettime", lambda _: clocks.monotonic)
+    expiry = ExpiryClock(None, lambda: clocks.wall_ms)
+    clocks.go_on(8 * 3600)
+    assert (expiry.now_ms(), expiry.doubted_ms) == (clocks.wall_ms, 0)
 
 
 def test_a_jump_ahead_that_is_taken_back_is_never_seen() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 Clock = Callable[[], float]
-"""Seconds that never jump: `time.monotonic`, or a test's own."""
+"""Seconds that never jump: `time.monotonic`, `uptime_seconds`, or a test's own."""
 ClockMs = Callable[[], int]
 """Wall time in epoch milliseconds: `wall_ms`, or a test's own."""
 
@@ -21,6 +21,15 @@ ClockMs = Callable[[], int]
 def wall_ms() -> int:
     """Returns the wall time in epoch milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+def uptime_seconds() -> float:
+    """Returns the seconds since the machine started, with those in which it was suspended.
+
+    `time.monotonic` leaves these out on Linux.
+    """
+    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
 
 
 def utc_now() -> datetime:

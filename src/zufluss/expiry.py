@@ -2,7 +2,8 @@
 
 A wall clock that is set 400 days ahead for three seconds must not take log segments and partitions
 with it. So expiry does not ask the wall clock but an `ExpiryClock`, which compares it with the
-monotonic clock. Leases and producers need no such clock: their times are monotonic anyway.
+monotonic clock, suspended time included: the clock of a laptop that slept has not jumped. Leases
+and producers need no such clock: their times are monotonic anyway.
 
 The file `clock` in the data directory has the last believed time, in epoch milliseconds as text. It
 is written every minute and at a stop; without it, nothing would tell a start with a wrong date from
@@ -12,7 +13,6 @@ a start after a holiday.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from zufluss.clock import Clock, ClockMs, wall_ms
+from zufluss.clock import Clock, ClockMs, uptime_seconds, wall_ms
 from zufluss.log.files import Files
 
 log = structlog.get_logger(__name__)
@@ -53,7 +53,7 @@ class ExpiryClock:
         self,
         last_ms: int | None = None,
         clock_ms: ClockMs = wall_ms,
-        monotonic: Clock = time.monotonic,
+        monotonic: Clock = uptime_seconds,
     ) -> None:
         """`last_ms` is the last time that the server knew, None on its first start."""
         self._wall_ms = clock_ms
