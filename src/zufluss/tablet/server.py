@@ -134,7 +134,14 @@ class TabletServer:
         self.pin_states = PinStates(conf, buckets, self.kv, rebuilder, contention, tasks)
         self.scans = ScanService(conf, buckets, self.pin_states, tasks, may_read, monotonic)
 
-        followers = (self.remote_logs, self.snapshots, self.scans, self.undos, self.pin_states)
+        followers = (
+            self.remote_logs,
+            self.snapshots,
+            self._snapshot_service,
+            self.scans,
+            self.undos,
+            self.pin_states,
+        )
         host = ReplicaHost(
             self.logs,
             self.kv,
