@@ -310,3 +310,18 @@ async def test_a_bucket_that_was_opened_again_knows_how_far_the_lake_got(tmp_pat
     replica = tablet.server.buckets.replica(TABLE, None, 0)
     assert replica.log.holds.offset(Holder.LAKE) == 2
     await tablet.server.close()
+
+
+async def test_a_bucket_that_fails_while_the_server_stops_is_not_opened_again(
+    tmp_path: Path,
+) -> None:
+    """Its log would be taken from those that are being closed."""
+    tablet = await Tablet(tmp_path).start()
+    replica = tablet.server.buckets.replica(TABLE, None, 0)
+    await tablet.server.assignments.stop()
+    replica.fail("a test")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not tablet.server.assignments.retries.waiting
+    assert tablet.server.logs.log(replica.bucket) is replica.log
+    await tablet.server.close()

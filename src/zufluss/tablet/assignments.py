@@ -59,7 +59,13 @@ class Assignments:
         self._epoch_ended = epoch_ended
         self._orders: dict[TableBucket, ReplicaAssignment] = {}
         """The last order for each bucket that was opened here."""
+        self._stopped = False
         self.retries = Reopener(self._reopen)
+
+    async def stop(self) -> None:
+        """Open nothing any more, because the server stops: end the tries under way."""
+        self._stopped = True
+        await self.retries.stop()
 
     async def open(self, assignments: Sequence[ReplicaAssignment]) -> None:
         """Open these buckets and lead them; raises why one of them cannot be served."""
@@ -94,7 +100,7 @@ class Assignments:
         asyncio.get_running_loop().call_soon(self._recover, replica)  # not inside of its caller
 
     def _recover(self, replica: Replica) -> None:
-        if not self._buckets.serves(replica):
+        if self._stopped or not self._buckets.serves(replica):
             return
         failure = replica.failure
         assert failure is not None

@@ -306,7 +306,7 @@ class TabletServer:
     async def close(self) -> None:
         """Sync and close every log; the next start needs no recovery."""
         self._tasks.cancel()
-        await self.assignments.retries.stop()
+        await self.assignments.stop()
         await self._snapshot_service.stop()
         await self.snapshots.stop()
         self.scans.stop()
