@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import structlog
 
-from zufluss.errors import RecordTooLargeError, StorageBackpressureError
+from zufluss.errors import RecordTooLargeError, StorageBackpressureError, refusal_of
 from zufluss.kv.cold.checkpoint import COLD_DIRECTORY, remove_left_overs
 from zufluss.kv.cold.flush import TABLE_FILE, FlushView, OnFlushed
 from zufluss.kv.cold.rocks import ColdTier
@@ -112,7 +112,11 @@ class KvStore:
             files.unlink_if_there(directory / left_over)
         remove_left_overs(files, directory)
         store = cls(directory, memory, files, read_state(directory))
-        store.pins.remove_unfinished()
+        try:
+            store.pins.remove_unfinished()
+        except BaseException:
+            store.abandon()
+            raise
         return store
 
     def __repr__(self) -> str:
@@ -222,20 +226,30 @@ class KvStore:
         Raises `StorageBackpressureError` if there is no memory at the moment, `RecordTooLargeError`
         if there never will be enough; neither changes anything. A replay waits for longer.
         """
-        self._poll()
         if values.data is self._memory.arena.data:
             raise ValueError("values to be put lie in the arena; copy them out first")
-        self._memory.make_room_ahead()
+        try:
+            self._poll()
+            self._memory.make_room_ahead()
+        except MemoryError as e:
+            raise refusal_of(e) from e
         try:
             written = self._put(keys, hashes, values, offset, replay=replay)
         except StorageBackpressureError:
             # Its own last segment and its index may lie in the way, and are not in use now.
-            if not self.evict(self.memory_bytes):
+            if not self._evict_own():
                 raise
             written = self._put(keys, hashes, values, offset, replay=replay)
         self._count_dirty(written)
         if not self.flushing:
             self._memtable.clean_some(written, self.horizon, self.flushed_offset)
+
+    def _evict_own(self) -> int:
+        """Drop all flushed rows of this store before a put is tried again."""
+        try:
+            return self.evict(self.memory_bytes)
+        except MemoryError as e:
+            raise refusal_of(e) from e
 
     def _put(
         self, keys: Slices, hashes: Positions, values: Slices, offset: int, *, replay: bool
@@ -347,9 +361,9 @@ class KvStore:
             log.error("kv_flush_failed", directory=str(self.directory), error=str(failure))
         self._flush, self._flush_horizon = None, NEWEST
         self._memory.flush_ended(failed=failure is not None)
-        held, self._held = self._held, []
-        for block in held:
-            self._memory.retire(*block)
+        while self._held:
+            self._memory.retire(*self._held[-1])
+            self._held.pop()
         return failure is None
 
     def flush_wait(self) -> None:

@@ -162,9 +162,7 @@ class KvTablet:
         )  # fmt: skip
         if change.merged is not None:
             self._check_size(longest(keys) + longest(change.merged))
-        self._apply(keys, hashes, change.new_values(), changes, now_ms)
-        self.ids.use(change.ids_used)
-        return PreparedPut(changes, self._next_offset, now_ms)
+        return self._apply(keys, hashes, change.new_values(), changes, now_ms, change.ids_used)
 
     def _stored(self, keys: Slices, hashes: Positions) -> Slices:
         """Return the stored rows of keys: a put reads them all, and may log them all.
@@ -188,7 +186,8 @@ class KvTablet:
         new: NewValues,
         changes: Changes,
         now_ms: int,
-    ) -> None:
+        ids_used: int = 0,
+    ) -> PreparedPut:
         """Write the new state. A refusal for lack of memory changes nothing.
 
         Any other failure from here on fails the bucket: `failure` is set.
@@ -205,6 +204,8 @@ class KvTablet:
                 batch = SettledBatch(changes.writer_id, changes.sequence, base, end, now_ms)
                 self._writers.record(*batch)
             self._count(more_rows, batch)
+            self.ids.use(ids_used)
+            return PreparedPut(changes, self._next_offset, now_ms)
         except (StorageBackpressureError, RecordTooLargeError):
             raise  # the store has changed nothing
         except BaseException as e:
@@ -278,12 +279,11 @@ class KvTablet:
         sequence = self._writers.next_sequence(writer_id)
         changes = Changes(table.changelog, change.rows, change.kinds, writer_id, sequence)
         try:
-            self._apply(keys, hashes, change.values, changes, now_ms)
+            return self._apply(keys, hashes, change.values, changes, now_ms)
         except RecordTooLargeError as e:
             if keys.count == 1:
                 raise
             raise StepTooLargeError(e.message) from e
-        return PreparedPut(changes, self._next_offset, now_ms)
 
     # ---------------------------------------------------------------------------------- recovery
 
@@ -340,10 +340,10 @@ class KvTablet:
     def flush(self, rests: Rests = NO_PUTS) -> None:
         """Begin to write durable changes to RocksDB, unless a flush is under way."""
         if not self.store.flushing:
-            self.unflushed_bytes = 0
             horizon = self.store.horizon
             rows = self._settled.flush(horizon, self.store.flushed_offset)
             self.store.flush_begin(horizon, rows, done=self.on_flushed, rests=rests)
+            self.unflushed_bytes = 0
 
     def checkpoint(self, target: Path, wanted: int) -> Checkpoint | Future[KvState]:
         """Copy the cold tier, flushed at least up to `wanted`, as hard links to a directory.

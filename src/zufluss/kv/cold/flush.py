@@ -155,6 +155,9 @@ class KvFlusher:
                 answer = self._ask(table, arena, rows, rests)
             except OSError as e:
                 answer = f"the flush process is gone: {e}"
+            except BaseException:
+                self._end_process()  # it waits for the rest of a request that will not come
+                raise
             if answer == "done":
                 return
             self._end_process()

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zufluss.errors import RecordTooLargeError, ZuflussError
+from zufluss.errors import RecordTooLargeError, ZuflussError, refusal_of
 from zufluss.kv.hot import entries, index, segments, words
 from zufluss.kv.hot.arena import BLOCK_BYTES_MIN, Arena
 from zufluss.kv.hot.entries import NEWEST
@@ -162,14 +162,18 @@ class Memtable:
     ) -> int:
         """Append versions and make them the newest of their keys; return the bytes written.
 
-        A failure of `alloc` changes nothing. Raises `RecordTooLargeError` if the versions and their
+        A failure of `alloc` changes nothing, nor does a lack of memory outside of the arena, which
+        is a `StorageBackpressureError` too. Raises `RecordTooLargeError` if the versions and their
         part of the index take more than `bytes_max`.
         """
         if not keys.count:
             return 0
         self._writing = True
         try:
-            self._reserve(keys, hashes, values, alloc, bytes_max)
+            try:
+                self._reserve(keys, hashes, values, alloc, bytes_max)
+            except MemoryError as e:
+                raise refusal_of(e) from e
             versions, written = self._append(keys, values, offset)
             self._publish(versions, hashes, horizon)
         finally:
