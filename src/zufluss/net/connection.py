@@ -25,6 +25,7 @@ from zufluss.errors import (
     NetworkError,
     RecordTooLargeError,
     ZuflussError,
+    refusal_of,
 )
 from zufluss.net.listeners import Listener
 from zufluss.net.memory import SEND_PROGRESS_BYTES, new_buffer
@@ -440,9 +441,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         except ZuflussError as e:
             self.respond_error(request_id, e.code, e.message)
             self._end(raw)
-        except Exception:
+        except Exception as e:
             log.exception("request_failed", api=key, peer=self.peer)
-            self.respond_error(request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error")
+            refusal = refusal_of(e)
+            self.respond_error(request_id, refusal.code, refusal.message)
             self._end(raw)
 
     def _ordinary_request(self, key: int, version: int, request_id: int, body: memoryview) -> None:
@@ -490,9 +492,10 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self.respond_small(request_id, response.SerializeToString())
         except ZuflussError as e:
             self.respond_error(request_id, e.code, e.message)
-        except Exception:
+        except Exception as e:
             log.exception("request_failed", handler=getattr(handler, "__name__", "?"))
-            self.respond_error(request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error")
+            refusal = refusal_of(e)
+            self.respond_error(request_id, refusal.code, refusal.message)
         finally:
             self.done()
 

@@ -27,9 +27,7 @@ from typing import Any
 
 import structlog
 
-from zufluss.errors import (
-    ErrorCode,
-)
+from zufluss.errors import refusal_of
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.connection import ServerConnection, check_control_size
 from zufluss.replica.replica import Replica
@@ -152,11 +150,10 @@ class Fetch:
             self._unpark()
             self._handler.tasks.spawn(self._read_ahead(cold))
             return
-        except Exception:
+        except Exception as e:
             log.exception("fetch_failed", peer=self.connection.peer)
-            self.connection.respond_error(
-                self.request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error"
-            )
+            refusal = refusal_of(e)
+            self.connection.respond_error(self.request_id, refusal.code, refusal.message)
         self._unpark()
         self.connection.done()
 

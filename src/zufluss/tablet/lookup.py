@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import structlog
 
-from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError
+from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError, refusal_of
 from zufluss.kv.hot.order import successor
 from zufluss.kv.store import SCAN_ROWS, LookupPlaces, RowsTooLargeError, group_keys, hash_keys
 from zufluss.kv.tablet import KvTablet
@@ -143,11 +143,10 @@ class LookupHandler:
             connection.respond(request_id, buffers, sum(map(len, buffers)))
         except ZuflussError as e:
             connection.respond_error(request_id, e.code, e.message)
-        except Exception:
+        except Exception as e:
             log.exception("lookup_failed", peer=connection.peer)
-            connection.respond_error(
-                request_id, ErrorCode.UNKNOWN_SERVER_ERROR, "internal server error"
-            )
+            refusal = refusal_of(e)
+            connection.respond_error(request_id, refusal.code, refusal.message)
         finally:
             self._pending_bytes -= size
             connection.done()
