@@ -185,10 +185,10 @@ class GroupCommit:
         Entries that were appended to the log but never added here are made durable with it.
         """
         group = self._gathering
-        group.waiting[log] = (end_offset, log.incarnation)
         position = self._positions.get(log)
         if position is None or position.incarnation != log.incarnation:
             position = self._positions[log] = _Position(log)
+        group.waiting[log] = (end_offset, log.incarnation)
         if (
             view is None
             or len(group.buffer) > GROUP_BYTES_MAX
@@ -196,17 +196,27 @@ class GroupCommit:
         ):
             group.plans[log] = None
         else:
-            buffer = group.buffer
-            buffer += position.prefix
-            buffer += ENTRY_LENGTH.pack(len(view))
-            buffer += view
-            group.copied[log] = None
+            buffer, at = group.buffer, len(group.buffer)
+            try:
+                buffer += position.prefix
+                buffer += ENTRY_LENGTH.pack(len(view))
+                buffer += view
+                group.copied[log] = None
+            except BaseException:  # half an entry would spoil those of others
+                del buffer[at:]
+                group.plans[log] = None
+                raise
         position.end_offset = end_offset
 
     def schedule(self) -> None:
         """Start a group with the entries that wait, unless a group is under way."""
-        if not self._in_flight and self._gathering.waiting:
-            self._start()
+        if self._in_flight or not self._gathering.waiting:
+            return
+        group, self._gathering = self._gathering, _Group()
+        try:
+            self._start(group)
+        except Exception as e:
+            self._lose(group, e)
 
     def forget(self, log: Log) -> None:
         """Forget a log that was deleted, or that was opened again and needs no commit file."""
@@ -222,15 +232,20 @@ class GroupCommit:
         """Whether no entry waits to become durable."""
         return not self._in_flight and not self._gathering.waiting
 
-    def _start(self) -> None:
-        group, self._gathering = self._gathering, _Group()
+    def _start(self, group: _Group) -> None:
         group.leave_out_failed()
         if group.copied:
             self._place(group)
         self._plan_syncs(group)
-        self._in_flight = True
         files = self._files
-        self._worker.submit(lambda: group.run(files), lambda outcome: self._finish(group, outcome))
+        self._worker.submit(lambda: group.run(files), lambda outcome: self._ended(group, outcome))
+        self._in_flight = True
+
+    def _lose(self, group: _Group, error: Exception) -> None:
+        """Fail the logs of a group whose outcome is unknown: their owner opens them again."""
+        _logger.error("group_lost", logs=len(group.waiting), reason=str(error) or repr(error))
+        for log in group.waiting:
+            log.fail(error)
 
     def _place(self, group: _Group) -> None:
         """Give the group its place in the commit log, or fall back to the segment files."""
@@ -270,8 +285,15 @@ class GroupCommit:
         self._gathering.again(log, *group.waiting[log])
         self._later(RETRY_SECONDS, self.schedule)
 
-    def _finish(self, group: _Group, outcome: _Outcome | Exception) -> None:
+    def _ended(self, group: _Group, outcome: _Outcome | Exception) -> None:
         self._in_flight = False
+        try:
+            self._finish(group, outcome)
+        except Exception as e:
+            self._lose(group, e)
+            self.schedule()
+
+    def _finish(self, group: _Group, outcome: _Outcome | Exception) -> None:
         if isinstance(outcome, Exception):
             outcome = _Outcome(dict.fromkeys(group.plans, outcome), outcome)
         failed = outcome.failed

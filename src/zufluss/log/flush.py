@@ -68,21 +68,28 @@ class LogFlusher:
             else:
                 if plan is not None:
                     plans.append((log, plan))
-        self._busy = True
 
         def job() -> Outcomes:
             return [(log, plan, run_plan(plan, self._files)) for log, plan in plans]
 
         def finished(outcome: Outcomes | Exception) -> None:
             self._busy = False
-            if isinstance(outcome, Exception):
-                outcome = [(log, plan, outcome) for log, plan in plans]
-            undone.update(self._finish(outcome))
+            try:
+                if isinstance(outcome, Exception):
+                    outcome = [(log, plan, outcome) for log, plan in plans]
+                undone.update(self._finish(outcome))
+            except Exception as e:
+                _logger.exception("log_flush_not_noted", reason=repr(e))
+                undone.update(logs)
             for flushed, done in waiting:
                 done({log for log in flushed if log in undone or is_lost(log)})
             self._start()
 
-        self._worker.submit(job, finished)
+        try:
+            self._worker.submit(job, finished)
+            self._busy = True
+        except Exception as e:
+            finished(e)
 
     def _finish(self, outcomes: Outcomes) -> Iterator[Log]:
         """Take the outcomes over; yields the logs that have to be flushed again."""

@@ -406,15 +406,19 @@ class Log(LogReader):
         segment = self._active
         new = segment.size == 0
         segment.file = self.files.open(segment.path, create=True)
-        if new:
-            if os.fstat(segment.file.fd).st_size:
-                self.files.truncate(segment.file.fd, 0)
-            self._names_changed(self.directory)
-        else:  # a process that was killed may have left a reserve behind the end
-            segment.reserved = segment.size + 1
-            self._give_back(segment)
-        self.files.forget(segment.path)
-        segment.resume_index(self.files)
+        try:
+            if new:
+                if os.fstat(segment.file.fd).st_size:
+                    self.files.truncate(segment.file.fd, 0)
+                self._names_changed(self.directory)
+            else:  # a process that was killed may have left a reserve behind the end
+                segment.reserved = segment.size + 1
+                self._give_back(segment)
+            self.files.forget(segment.path)
+            segment.resume_index(self.files)
+        except BaseException:
+            segment.file = None  # the next append does all of this again
+            raise
 
     def roll(self) -> None:
         """Close the segment being written and start the next one; an empty one stays."""

@@ -326,7 +326,7 @@ class LogManager:
     def drop(self, log: Log) -> None:
         """Delete a log; its disk space is freed in the background."""
         assert log.bucket is not None
-        del self._logs[log.bucket]
+        self._logs.pop(log.bucket, None)
         self._dirty.pop(log, None)
         self._group.forget(log)
         self._remove_directory(log.delete())
@@ -337,10 +337,10 @@ class LogManager:
         The commit files with its entries are kept until then.
         """
         assert log.bucket is not None
-        del self._logs[log.bucket]
-        self._dirty.pop(log, None)
         log.give_up(LogStorageError(f"{log} was closed"))
+        self._dirty.pop(log, None)
         self._given_up[log.bucket] = log
+        self._logs.pop(log.bucket, None)
 
     def is_closed(self, bucket: TableBucket) -> bool:
         """Whether a log that was allowed or given up earlier waits to be opened by `reopen_log`."""
