@@ -16,6 +16,7 @@ from pathlib import Path
 
 from zufluss.config import options
 from zufluss.config.load import Configuration
+from zufluss.errors import reason_of
 from zufluss.log.config import FlushMode
 from zufluss.log.files import Files
 from zufluss.log.log import Log
@@ -46,17 +47,25 @@ class Durability:
     def appended(
         self, replica: Replica, end_offset: int, view: memoryview, start: int, end: int
     ) -> None:
-        """`view[start:end]` is in the log of the replica: acknowledge it when the mode says so."""
-        if self._acknowledge_written:
-            replica.advance(end_offset)
-            return
-        if self.logs.commit(replica.log, end_offset, view[start:end]):
-            replica.advance(end_offset)
-        elif not self._commit_scheduled:
-            self._commit_scheduled = True
-            self._loop.call_soon(self._end_of_turn)
+        """`view[start:end]` is in the log of the replica: acknowledge it when the mode says so.
 
-    def _end_of_turn(self) -> None:
+        Raises `LogStorageError`, and the bucket is opened again, if that is not possible.
+        """
+        try:
+            if self._acknowledge_written or self.logs.commit(
+                replica.log, end_offset, view[start:end]
+            ):
+                replica.advance(end_offset)
+            elif not self._commit_scheduled:
+                self._loop.call_soon(self.commit)
+                self._commit_scheduled = True
+        except Exception as e:
+            replica.fail(f"a write was not committed ({reason_of(e)})")
+            assert replica.failure is not None
+            raise replica.failure from e
+
+    def commit(self) -> None:
+        """Commit what was appended: at the end of a turn, and now and then in case that failed."""
         self._commit_scheduled = False
         self.logs.schedule()
 
@@ -65,7 +74,13 @@ class Durability:
         for log, end_offset in synced:
             replica = by_log.get(log)
             if replica is not None:
-                replica.advance(end_offset)
+                self._advance(replica, end_offset)
+
+    def _advance(self, replica: Replica, end_offset: int) -> None:
+        try:
+            replica.advance(end_offset)
+        except Exception as e:  # of its own waiters, which must not cost other buckets theirs
+            replica.fail(f"writes were not acknowledged ({reason_of(e)})")
 
     def _failed(self, log: Log, error: Exception) -> None:
         replica = self._buckets.by_log.get(log)

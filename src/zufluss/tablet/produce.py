@@ -23,7 +23,7 @@ wait meanwhile, so that its batches stay in order, and other clients go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -139,9 +139,10 @@ class PendingProduce:
     def _answer(self) -> None:
         if self.answered:
             return
+        body = self.body()
         self.answered = True
         self.owner.pending.discard(self)
-        self.connection.finish(self.request_id, self.body())
+        self.connection.finish(self.request_id, body)
 
 
 class PendingEntry:
@@ -196,6 +197,16 @@ def _check_contents(entries: list[CheckedEntry], body: Any) -> list[CheckedEntry
         else:
             done.append(entry)
     return done
+
+
+def _lose(connections: Iterable[ServerConnection]) -> None:
+    """Close connections of clients that cannot be told what became of their writes.
+
+    They may have been written; a client finds out when it sends them again.
+    """
+    log.exception("append_not_answered")
+    for connection in set(connections):
+        connection.abort()
 
 
 class AppendBuffer:
@@ -364,18 +375,27 @@ class ProduceHandler:
             ):
                 return False
             gathered.writers.add(writer_id)
-        buffer += view[start:end]
-        gathered.batches.append(
-            _new(CheckedBatch, (at, stop, magic, schema_id, count, delta, writer_id, sequence))
-        )
-        gathered.requests.append((connection, request_id, timeout_ms))
+        entries = len(gathered.requests)
+        try:
+            buffer += view[start:end]
+            gathered.batches.append(
+                _new(CheckedBatch, (at, stop, magic, schema_id, count, delta, writer_id, sequence))
+            )
+            gathered.requests.append((connection, request_id, timeout_ms))
+        except BaseException:
+            del buffer[at:], gathered.batches[entries:], gathered.requests[entries:]
+            gathered.writers.discard(writer_id)
+            raise
         return True
 
     def write_gathered(self) -> None:
         """Write the entries that gathered in this loop turn."""
         gathered, self._gathered = self._gathered, {}
         for replica, entries in gathered.items():
-            self._write(replica, entries)
+            try:
+                self._write(replica, entries)
+            except Exception:
+                _lose(connection for connection, _, _ in entries.requests)
 
     def _write(self, replica: Replica, gathered: AppendBuffer) -> None:
         """Append the gathered entries of a bucket; answer their requests now or when durable."""
@@ -393,8 +413,17 @@ class ProduceHandler:
         except Exception as e:
             self._refuse_gathered(e, gathered, bucket)
             return
+        try:
+            self._answer_gathered(replica, gathered, appended)
+        except Exception:
+            _lose(connection for connection, _, _ in gathered.requests)
+
+    def _answer_gathered(
+        self, replica: Replica, gathered: AppendBuffer, appended: AppendResult
+    ) -> None:
+        """Answer the requests of entries that were written, now or when they are durable."""
         durable = appended.end_offset <= replica.log.high_watermark
-        partition_id, bucket_id = bucket
+        _, partition_id, bucket_id = replica.bucket
         base = appended.base_offset
         for (connection, request_id, timeout_ms), batch in zip(
             gathered.requests, gathered.batches, strict=True
@@ -435,12 +464,16 @@ class ProduceHandler:
             refused = self._refused(e, scan.table_id, bucket)
             connection.finish(request_id, produce_response([refused]))
             return
-        if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
-            pending = self._await(connection, request_id, scan.timeout_ms)
-            pending.entries.append(ProducedBucket(partition_id, bucket_id, appended.base_offset))
-            replica.await_append(appended.end_offset, pending)
-            return
-        connection.finish(request_id, produce_ok(bucket_id, partition_id, appended.base_offset))
+        try:
+            if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
+                pending = self._await(connection, request_id, scan.timeout_ms)
+                produced = ProducedBucket(partition_id, bucket_id, appended.base_offset)
+                pending.entries.append(produced)
+                replica.await_append(appended.end_offset, pending)
+                return
+            connection.finish(request_id, produce_ok(bucket_id, partition_id, appended.base_offset))
+        except Exception:
+            _lose([connection])
 
     def _many(
         self,
@@ -451,6 +484,19 @@ class ProduceHandler:
         view: memoryview,
     ) -> None:
         """Append several bucket entries, each on its own, and answer them together."""
+        try:
+            self._append_many(connection, request_id, scan, checked, view)
+        except Exception:  # some may have been written
+            _lose([connection])
+
+    def _append_many(
+        self,
+        connection: ServerConnection,
+        request_id: int,
+        scan: ProduceScan,
+        checked: list[CheckedEntry],
+        view: memoryview,
+    ) -> None:
         entries: list[ProducedBucket] = []
         waits: list[tuple[int, Replica, int]] = []
         refused = 0
@@ -537,5 +583,6 @@ class ProduceHandler:
 
     def expire(self, now: float) -> None:
         """Answer the requests whose timeout passed."""
+        self.write_gathered()  # nothing is there, unless the end of a turn failed
         for pending in [p for p in self.pending if p.deadline < now]:
             pending.timed_out()

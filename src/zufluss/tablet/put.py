@@ -48,6 +48,7 @@ from zufluss.errors import (
 )
 from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.tablet import KvTablet, PreparedPut
+from zufluss.log.worker import Job
 from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.table import TableBucket
 from zufluss.net.connection import ServerConnection
@@ -234,20 +235,22 @@ class PutHandler:
         pending = PendingPut(
             self, connection, request_id, version, self._loop.time() + scan.timeout_ms / 1000
         )
-        self.pending.add(pending)
         pending.entries = [ProducedBucket(b.partition_id, b.bucket_id) for b in scan.buckets]
         pending.waiting = set(range(len(scan.buckets)))
+        entries = [PutEntry(pending, position) for position in range(len(scan.buckets))]
+        self.pending.add(pending)
         if not scan.buckets:
             pending.acknowledged()
-        for position, (partition_id, bucket_id, begin, stop) in enumerate(scan.buckets):
-            entry = PutEntry(pending, position)
+        for entry, (partition_id, bucket_id, begin, stop) in zip(
+            entries, scan.buckets, strict=True
+        ):
             try:
                 replica = self._buckets.kv_replica(scan.table_id, partition_id, bucket_id)
                 if not may_overwrite:
                     _check_overwrite(replica, connection.principal)
                 self._check_queue()
                 self._submit(entry, replica, scan, array[begin:stop].copy())
-            except ZuflussError as e:
+            except Exception as e:
                 self.refuse(entry, e, scan.table_id, (partition_id, bucket_id))
 
     def _check_queue(self) -> None:
@@ -278,14 +281,18 @@ class PutHandler:
         """Hand one batch to the worker; its outcome comes back to `_prepared`."""
         tablet, size = replica.tablet, len(records)
         promised = 0 if tablet.table.auto_increment is None else _record_count(records)
-        self._queued_bytes += size
         prepare = partial(tablet.prepare, records, targets, mode, self._clock_ms())
 
         def prepared() -> None:
             self._queued_bytes -= size
             tablet.ids.promised -= promised
 
-        self.run(entry, replica, acks, prepare, prepared)
+        self._queued_bytes += size
+        try:
+            self.run(entry, replica, acks, prepare, prepared)
+        except BaseException:
+            prepared()
+            raise
 
     def run(
         self,
@@ -304,12 +311,18 @@ class PutHandler:
         def work() -> None:
             began, lookups = time.monotonic(), contention.lookups
             contention.puts += 1
+            encode: Job
             try:
                 put = prepare()
             except Exception as e:
-                encoder.submit(partial(_raise, e), done)
+                encode = partial(_raise, e)
             else:
-                encoder.submit(partial(_encode, put), done)
+                encode = partial(_encode, put)
+            try:
+                encoder.submit(encode, done)
+            except Exception as e:
+                ahead = StateAheadError(f"the changelog of a put could not be encoded: {e!r}")
+                self._loop.call_soon_threadsafe(done, ahead)
             contention.puts += 1
             if contention.lookups > lookups:
                 time.sleep(YIELD_TO_LOOKUPS * (time.monotonic() - began))
@@ -326,10 +339,9 @@ class PutHandler:
         """Reserve ids for the rows of an auto-increment table, in order of arrival, then submit."""
         try:
             await self.reserve_ids(replica, _record_count(records))
-        except ZuflussError as e:
-            self.refuse(entry, e, scan.table_id, _bucket_key(replica))
-        else:
             self.work(entry, replica, scan.acks, records, scan.targets, scan.mode)
+        except Exception as e:
+            self.refuse(entry, e, scan.table_id, _bucket_key(replica))
 
     async def reserve_ids(self, replica: Replica, count: int) -> None:
         """Reserve ids for a batch of `count` records.
@@ -374,14 +386,18 @@ class PutHandler:
         bucket = replica.bucket
         try:
             end_offset = self._append(replica, outcome)
+            entry.appended(bucket, end_offset)
+            if acks == ALL and end_offset > replica.log.high_watermark:
+                replica.await_append(end_offset, entry)
+            else:
+                entry.acknowledged()
         except ZuflussError as e:
             self.refuse(entry, e, bucket.table_id, _bucket_key(replica))
             return
-        entry.appended(bucket, end_offset)
-        if acks == ALL and end_offset > replica.log.high_watermark:
-            replica.await_append(end_offset, entry)
-        else:
-            entry.acknowledged()
+        except Exception as e:
+            error = self._fail(replica, f"a put was not completed ({reason_of(e)})")
+            self.refuse(entry, error, bucket.table_id, _bucket_key(replica))
+            return
         if replica.tablet.flush_due(self._flush_bytes):
             self._kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
 
@@ -398,6 +414,8 @@ class PutHandler:
                 log.error("put_failed", bucket=str(replica.bucket), exc_info=outcome)
             raise refusal_of(outcome)
         if outcome.batch is None:
+            if outcome.end_offset > replica.log.log_end_offset:
+                raise self._fail(replica, "a put that is in the state is not in the log")
             return outcome.end_offset
         view, checked = outcome.batch
         replica.tablet.unflushed_bytes += len(view)
@@ -420,9 +438,10 @@ class PutHandler:
         return replica.failure
 
     def refuse(
-        self, entry: PutEntry | ServerPut, error: ZuflussError, table_id: int, bucket: BucketKey
+        self, entry: PutEntry | ServerPut, problem: Exception, table_id: int, bucket: BucketKey
     ) -> None:
         """Answer one entry with an error."""
+        error = refusal_of(problem)
         log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
         if isinstance(error, ProducerFencedError | ColumnLockedError):
             self.fenced += 1
