@@ -174,13 +174,13 @@ class KvHost:
 
         def work() -> KvTablet:
             store = KvStore.open(directory, memory, self._files)
-            if not synced and log_lost(store, replica.log):
-                log.warning("kv_state_rebuilt", bucket=str(replica.bucket), state=repr(store))
-                store.destroy()
-                store = KvStore.open(directory, memory, self._files)
-            tablet = KvTablet(table, store, value_bytes_max)
-            tablet.on_flushed = partial(self._when_passed, partial(self._flush_ended, tablet))
             try:
+                if not synced and log_lost(store, replica.log):
+                    log.warning("kv_state_rebuilt", bucket=str(replica.bucket), state=repr(store))
+                    store.destroy()
+                    store = KvStore.open(directory, memory, self._files)
+                tablet = KvTablet(table, store, value_bytes_max)
+                tablet.on_flushed = partial(self._when_passed, partial(self._flush_ended, tablet))
                 tablet.recover(replica.log, earlier)
             except BaseException:
                 store.abandon()
@@ -188,8 +188,12 @@ class KvHost:
             return tablet
 
         tablet = await self.call(work)
+        try:
+            replica.log.holds.set(Holder.KV_STATE, tablet.store.flushed_offset)
+        except BaseException:
+            self.worker.submit(tablet.store.abandon, partial(self._logged, tablet, "kv_not_closed"))
+            raise
         self._tablets[tablet] = replica
-        replica.log.holds.set(Holder.KV_STATE, tablet.store.flushed_offset)
         return tablet
 
     async def checkpoint(self, replica: KvBucket) -> Checkpoint:
@@ -270,7 +274,6 @@ class KvHost:
         The state of a bucket that `failed` is not flushed: its log tells what is true.
         """
         tablet = replica.tablet
-        del self._tablets[tablet]
         directory = tablet.store.directory
 
         def close() -> None:
@@ -289,6 +292,7 @@ class KvHost:
             then(directory)
 
         self.worker.submit(close, done)
+        self._tablets.pop(tablet, None)
 
     def remove(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
         """Remove the state of a bucket that is not open."""

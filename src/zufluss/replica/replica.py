@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -139,6 +140,7 @@ class Replica:
     """A bucket replica that leads (the only kind while there is one tablet server)."""
 
     __slots__ = (
+        "_closing",
         "_host",
         "_tiered",
         "append_waiters",
@@ -169,6 +171,8 @@ class Replica:
         self.failure: LogStorageError | None = None
         """Set when the bucket failed: it takes no writes until it was opened again."""
         self._tiered = True
+        self._closing: deque[Callable[[], None]] | None = None
+        """The steps of `close` that are left; None before it is called."""
         self.lead(assignment.leader_epoch)
 
     def __repr__(self) -> str:
@@ -195,11 +199,12 @@ class Replica:
             log = await logs.reopen_log(path, bucket, settings.log, host.clock_ms())
         else:
             log = logs.open_log(path, bucket, settings.log, host.clock_ms())
-        replica = cls(host, assignment, log)
+        replica: Replica | None = None
         try:
+            replica = cls(host, assignment, log)
             await replica._come_up(settings, copy)
         except BaseException:
-            if replica.kv is not None:
+            if replica is not None and replica.kv is not None:
                 host.kv.stop(replica, delete=False, failed=True)
             logs.let_go(log)
             raise
@@ -242,24 +247,33 @@ class Replica:
             self.kv.table = settings.kv
 
     def close(self, *, delete: bool) -> None:
-        """Give the bucket up, and its files with `delete`. Answers all waiters."""
-        host = self._host
-        for closed in host.closed:
-            closed(self)
-        try:
-            if delete:
-                host.logs.drop(self.log)
-            else:
-                host.logs.let_go(self.log)
+        """Give the bucket up, and its files with `delete`. Answers all waiters.
+
+        If a step fails, the next call continues with that step.
+        """
+        if self._closing is None:
+            self._closing = deque(partial(closed, self) for closed in self._host.closed)
+            self._closing.append(partial(self._give_up_files, delete=delete))
             if self.kv is not None:
-                failed = self.failure is not None
-                host.kv.stop(
-                    self, delete=delete, failed=failed, then=host.logs.remove_empty_parents
-                )
+                self._closing.append(partial(self._stop_kv, delete=delete))
+            self._closing.append(self.release)
+        while self._closing:
+            self._closing[0]()
+            self._closing.popleft()
+
+    def _give_up_files(self, *, delete: bool) -> None:
+        if not delete:
+            self._host.logs.let_go(self.log)
+            return
+        try:
+            self._host.logs.drop(self.log)
         except OSError as e:
             # The next start removes what the coordinator does not assign.
             logger.error("log_not_removed", bucket=str(self.bucket), error=str(e))
-        self.release()
+
+    def _stop_kv(self, *, delete: bool) -> None:
+        remove = self._host.logs.remove_empty_parents
+        self._host.kv.stop(self, delete=delete, failed=self.failure is not None, then=remove)
 
     def lead(self, leader_epoch: int) -> None:
         """Lead the bucket in this epoch."""
@@ -326,7 +340,8 @@ class Replica:
             self.kv.store.horizon = self.log.high_watermark
         waiters = self.append_waiters
         while waiters and waiters[0][0] <= offset:
-            waiters.popleft()[1].acknowledged()
+            waiters[0][1].acknowledged()
+            waiters.popleft()
         if self.fetch_waiters:
             for fetch in tuple(self.fetch_waiters):
                 fetch.wake()
@@ -353,8 +368,14 @@ class Replica:
                 f"{self.path} bucket {self.bucket.bucket_id}: {reason}; the server opens the "
                 "bucket again by itself, try again later"
             )
-            self.release()
-            self._host.failed(self)
+            try:
+                self.release()
+            finally:
+                self._host.failed(self)
+
+    def found_failure(self) -> Exception | None:
+        """Why the bucket takes no writes, whoever noticed; None if it takes them."""
+        return self.failure or self.log.failure or (self.kv.failure if self.kv else None)
 
     def release(self) -> None:
         """Answer all waiters; the bucket stops or failed."""

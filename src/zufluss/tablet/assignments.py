@@ -11,7 +11,8 @@ Belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
@@ -60,6 +61,9 @@ class Assignments:
         self._orders: dict[TableBucket, ReplicaAssignment] = {}
         """The last order for each bucket that was opened here."""
         self._stopped = False
+        self._orders_under_way = 0
+        self._closing: dict[Replica, bool] = {}
+        """Buckets that are being closed, and whether their files go: not all steps are done yet."""
         self.retries = Reopener(self._reopen)
 
     async def stop(self) -> None:
@@ -109,6 +113,33 @@ class Assignments:
         self._buckets.refuse(assignment, failure, self._host.clock_ms())
         self._close(replica, delete=False)
         self.retries.add(assignment)
+
+    def look_after(self) -> None:
+        """Take up what a shortage has interrupted; called periodically.
+
+        Memory may run out while a bucket is being failed, closed or retried. No bucket is left
+        alone in between: closing continues, what failed is closed, what is closed is retried.
+        """
+        for replica, delete in list(self._closing.items()):
+            self._finish_closing(replica, delete=delete)
+        for replica in self._buckets.replicas():
+            if (failure := replica.found_failure()) is not None:
+                replica.fail(reason_of(failure))
+                self._recover(replica)
+        if not self._orders_under_way:
+            for refused in self._buckets.refused():
+                if refused.recovering and refused.bucket in self._orders:
+                    self.retries.add(self._orders[refused.bucket])
+
+    @asynccontextmanager
+    async def order(self, buckets: Iterable[TableBucket] | None = None) -> AsyncIterator[None]:
+        """End the retries of buckets, of all for None, while an order about them is carried out."""
+        self._orders_under_way += 1
+        try:
+            await (self.retries.end_all() if buckets is None else self.retries.end(buckets))
+            yield
+        finally:
+            self._orders_under_way -= 1
 
     async def _reopen(self, assignment: ReplicaAssignment) -> Exception | None:
         """Try to open a bucket that was refused; returns why that is still not possible."""
@@ -187,10 +218,15 @@ class Assignments:
         self._remove_others(assignments)
 
     def _close(self, replica: Replica, *, delete: bool) -> None:
+        self._closing[replica] = delete
         self._buckets.remove(replica)
         if delete:
             self._orders.pop(replica.bucket, None)
+        self._finish_closing(replica, delete=delete)
+
+    def _finish_closing(self, replica: Replica, *, delete: bool) -> None:
         replica.close(delete=delete)
+        del self._closing[replica]
 
     def _remove_others(self, assignments: Sequence[ReplicaAssignment]) -> None:
         """Remove files of buckets that were dropped while this server was away or died."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -76,14 +77,16 @@ class Reopener:
     def add(self, assignment: ReplicaAssignment) -> None:
         """Retry a bucket until it opens or the problem cannot pass."""
         bucket = assignment.table_bucket
-        if bucket in self._tries:
+        task = self._tries.get(bucket)
+        if task is not None and not task.done():
             return
         task = self._tries[bucket] = asyncio.ensure_future(self._again_and_again(assignment))
-        task.add_done_callback(lambda _: self._ended(bucket))
+        task.add_done_callback(partial(self._ended, bucket))
 
-    def _ended(self, bucket: TableBucket) -> None:
-        del self._tries[bucket]
-        self._ending.discard(bucket)
+    def _ended(self, bucket: TableBucket, task: asyncio.Task[None]) -> None:
+        if self._tries.get(bucket) is task:
+            del self._tries[bucket]
+            self._ending.discard(bucket)
 
     async def end(self, buckets: Iterable[TableBucket]) -> None:
         """Stop retrying these buckets; returns when tries under way have ended."""

@@ -76,6 +76,8 @@ BUCKETS_AT_A_TIME = 1000
 """Buckets that are gone through before the event loop gets to do something else."""
 TIMEOUT_CHECK_SECONDS = 0.25
 """How often the timeouts of produce and put requests are checked."""
+LOOK_AFTER_SECONDS = 1.0
+"""How often commits and recoveries are looked for that a shortage has interrupted."""
 
 
 class TabletServer:
@@ -109,7 +111,7 @@ class TabletServer:
         self.producers = KnownProducers()
         self._tasks = tasks = BackgroundTasks()
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zufluss-read")
-        durability = Durability(conf, files, buckets)
+        self._durability = durability = Durability(conf, files, buckets)
         self.logs = durability.logs
         self.kv = KvHost(conf, self.data_dir, files, asyncio.get_running_loop())
         contention = Contention()
@@ -189,16 +191,16 @@ class TabletServer:
 
         `producers` are complete: a table without an entry has no producers.
         """
-        await self.assignments.retries.end_all()
-        self.buckets.image = image
-        await self._fence(self.producers.replace(producers))
-        self.assignments.close_others(replicas)
-        for replica in self.buckets.replicas():
-            replica.lake_reached(None)  # the coordinator tells it again
-        for entry in image.tables():
-            self.buckets.alter(entry)
-        self.snapshots.ask_again()
-        await self.assignments.open_all(replicas)
+        async with self.assignments.order():
+            self.buckets.image = image
+            await self._fence(self.producers.replace(producers))
+            self.assignments.close_others(replicas)
+            for replica in self.buckets.replicas():
+                replica.lake_reached(None)  # the coordinator tells it again
+            for entry in image.tables():
+                self.buckets.alter(entry)
+            self.snapshots.ask_again()
+            await self.assignments.open_all(replicas)
         if not self._started:
             self._started = True
             self._begin_periodic_work()
@@ -213,15 +215,15 @@ class TabletServer:
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
         """Hold these buckets; raises the reason when one of them cannot be served."""
-        await self.assignments.retries.end(each.table_bucket for each in replicas)
-        await self.assignments.open(replicas)
+        async with self.assignments.order(each.table_bucket for each in replicas):
+            await self.assignments.open(replicas)
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and free their disk where it says delete."""
-        await self.assignments.retries.end(stop.table_bucket for stop in replicas)
-        for stop in replicas:
-            self.assignments.close(stop)
-            await asyncio.sleep(0)  # closing takes a millisecond, and a table has thousands
+        async with self.assignments.order(stop.table_bucket for stop in replicas):
+            for stop in replicas:
+                self.assignments.close(stop)
+                await asyncio.sleep(0)  # closing takes a millisecond, and a table has thousands
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Know how far these buckets got in the lake; buckets that are not here are passed over.
@@ -284,6 +286,8 @@ class TabletServer:
         conf, tasks = self._conf, self._tasks
         self.logs.started()
         tasks.repeat(TIMEOUT_CHECK_SECONDS, self._expire_requests)
+        tasks.repeat(LOOK_AFTER_SECONDS, self._durability.commit)
+        tasks.repeat(LOOK_AFTER_SECONDS, self.assignments.look_after)
         retention_seconds = conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000
         tasks.repeat(retention_seconds, self._expire_data)
         scanner_seconds = conf.get(options.KV_SCANNER_EXPIRATION_INTERVAL) / 1000
