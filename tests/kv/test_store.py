@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.kv.kv_samples import get, look_up, open_store, put, small_memory
 from tests.kv.plain_store import PlainStore
-from zufluss.errors import LogStorageError
+from zufluss.errors import LogStorageError, StorageBackpressureError
 from zufluss.kv.cold import flush
 from zufluss.kv.cold.flush import TABLE_FILE
 from zufluss.kv.cold.state import STATE_FILE, KvState, read_state
@@ -275,6 +275,50 @@ def test_a_flush_process_killed_in_the_middle_of_a_table_loses_nothing(
     store.flush_wait()
     assert len(kills) == 1
     store.evict(10**9)
+    assert get(store, keys) == values
+
+
+def test_a_flush_that_memory_ran_out_for_does_not_stop_the_next_one(
+    store: KvStore, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flush process has half a request by then, and must not take the next one for the rest."""
+    whole = flush._pieces
+
+    def broken(arena: Bytes, refs: Positions, rests: Rests) -> Iterator[bytes | memoryview]:
+        yield next(whole(arena, refs, rests))
+        raise MemoryError
+
+    keys, values = rows(100)
+    put(store, keys, values, 0)
+    store.horizon = 100
+    with monkeypatch.context() as patch:
+        patch.setattr(flush, "_pieces", broken)
+        store.flush_begin(100, 100)
+        with pytest.raises(MemoryError):
+            store.flush_wait()
+    store.flush_begin(100, 100)
+    store.flush_wait()
+    assert store.flushed_offset == 100
+    store.evict(10**9)
+    assert get(store, keys) == values
+
+
+def test_a_put_without_memory_leaves_the_store_as_it_was(
+    store: KvStore, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, values = rows(100)
+    with monkeypatch.context() as patch:
+
+        def fail(*arguments: object) -> int:
+            raise MemoryError
+
+        patch.setattr(memtable.Memtable, "_reserve_slots", fail)
+        free = memory.arena.free_bytes
+        with pytest.raises(StorageBackpressureError):
+            put(store, keys, values, 0)
+        assert memory.arena.free_bytes == free
+    assert get(store, keys) == [None] * 100
+    put(store, keys, values, 0)
     assert get(store, keys) == values
 
 

@@ -14,7 +14,8 @@ import pytest
 from tests.log.disk import ManualWorker, RecordingFiles, SilentFiles
 from tests.log.support import batch, entry, offsets, read_all
 from zufluss.errors import CorruptRecordError, LogStorageError
-from zufluss.log.commit_log import BLOCK_BYTES, kept_in, read_commit_log
+from zufluss.log.commit import GroupCommit
+from zufluss.log.commit_log import BLOCK_BYTES, ENTRY_LENGTH, kept_in, key_of, read_commit_log
 from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.log import WRITERS_INLINE, AppendResult, Log
@@ -653,3 +654,49 @@ async def test_the_snapshot_of_many_writers_is_not_written_by_the_event_loop(
     server.kill()
     writers = Server(tmp_path, flush=FlushMode.OS).log().writers
     assert writers.retained(WRITERS_INLINE)
+
+
+class ForgetfulBuffer(bytearray):
+    """A buffer that memory runs out for when an entry of a size is added."""
+
+    def __iadd__(self, other: Any) -> ForgetfulBuffer:  # type: ignore[override,misc]
+        if len(other) > ENTRY_LENGTH.size and isinstance(other, memoryview):
+            raise MemoryError
+        return super().__iadd__(other)  # type: ignore[return-value]
+
+
+async def test_an_entry_that_memory_ran_out_for_does_not_spoil_those_of_others(
+    tmp_path: Path,
+) -> None:
+    server = Server(tmp_path)
+    server.append(FIRST)
+    group = server.manager._group._gathering
+    group.buffer = ForgetfulBuffer(group.buffer)
+    with pytest.raises(MemoryError):
+        server.append(SECOND)
+    group.buffer = bytearray(group.buffer)
+    server.append(FIRST)
+    server.sync()
+    assert (FIRST, 4) in server.durable
+    server.kill()
+    entries, _ = read_commit_log(tmp_path / COMMIT_DIRECTORY)
+    assert {key: len(found) for key, found in entries.items()} == {key_of(FIRST): 2}
+
+
+@pytest.mark.parametrize("step", ["_plan_syncs", "_place", "_finish"])
+async def test_a_group_that_cannot_be_finished_fails_its_logs_and_no_later_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    server = Server(tmp_path)
+
+    def fail(*arguments: Any) -> None:
+        raise MemoryError
+
+    server.append(FIRST)
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupCommit, step, fail)
+        server.sync()
+    assert server.failures == [server.log(FIRST)]
+    server.append(SECOND)
+    server.sync()
+    assert server.durable == [(SECOND, 2)]

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ from zufluss.kv.store import KvStore
 from zufluss.kv.tablet import KvTablet
 from zufluss.log.files import OpenFile
 from zufluss.log.holds import Holder
+from zufluss.log.manager import LogManager
 from zufluss.model.table import TableBucket
 from zufluss.replica.kv_host import KvHost
+from zufluss.replica.replica import Replica
+from zufluss.tablet.buckets import Buckets
+from zufluss.tablet.put import PutHandler
 
 STORAGE = int(ErrorCode.LOG_STORAGE_EXCEPTION)
 
@@ -325,3 +330,54 @@ async def test_a_bucket_that_fails_while_the_server_stops_is_not_opened_again(
     assert not tablet.server.assignments.retries.waiting
     assert tablet.server.logs.log(replica.bucket) is replica.log
     await tablet.server.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [(LogManager, "let_go"), (KvHost, "stop"), (Replica, "release"), (Buckets, "refuse")],
+)
+async def test_a_bucket_whose_closing_was_interrupted_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+) -> None:
+    """Memory runs out in one of the steps between a failure and the first retry."""
+    real = getattr(owner, step)
+    failures = [MemoryError()]
+
+    def fails_once(*arguments: Any, **named: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*arguments, **named)
+
+    tablet = Keyed(tmp_path)
+    async with serving(tablet):
+        await tablet.put((1, "one"))
+        replica = tablet.replica()
+        monkeypatch.setattr(owner, step, fails_once)
+        with suppress(MemoryError):
+            replica.fail("the test says so")
+        async with asyncio.timeout(60):
+            while tablet.server.buckets.find(TABLE, None, 0) in (None, replica):
+                await asyncio.sleep(0.01)
+        assert not failures
+        await tablet.put((2, "two"))
+        assert await tablet.rows() == {1: "one", 2: "two"}
+
+
+async def test_a_put_that_is_not_in_the_log_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its changelog got lost between two threads; the client sends it again."""
+    tablet = Keyed(tmp_path)
+    async with serving(tablet):
+        await tablet.put((1, "one"), writer_id=5, sequence=0)
+        with monkeypatch.context() as patch:
+            dropped = asyncio.Event()
+            patch.setattr(PutHandler, "_prepared", lambda *arguments: dropped.set())
+            lost = asyncio.ensure_future(tablet.put((2, "two"), writer_id=5, sequence=1))
+            await dropped.wait()
+        with pytest.raises(AssertionError, match="not in the log"):
+            await tablet.put((2, "two"), writer_id=5, sequence=1)
+        lost.cancel()
+        await until_open(tablet)
+        await tablet.put((2, "two"), writer_id=5, sequence=1)
+        assert await tablet.rows() == {1: "one", 2: "two"}

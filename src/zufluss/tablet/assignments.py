@@ -126,7 +126,7 @@ class Assignments:
             if (failure := replica.found_failure()) is not None:
                 replica.fail(reason_of(failure))
                 self._recover(replica)
-        if not self._orders_under_way:
+        if not self._orders_under_way and not self._stopped:
             for refused in self._buckets.refused():
                 if refused.recovering and refused.bucket in self._orders:
                     self.retries.add(self._orders[refused.bucket])
