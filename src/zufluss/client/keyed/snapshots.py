@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from zufluss.client.core.catalog import Partition, partition_name_of
@@ -25,7 +25,7 @@ from zufluss.wire.tables import partition_id_of, path_to_proto
 
 @dataclass(frozen=True, slots=True)
 class KvSnapshotInfo:
-    """A key-value snapshot that is kept."""
+    """A key-value snapshot that is kept; equal to any other answer about the same snapshot."""
 
     bucket: TableBucket
     """The bucket."""
@@ -33,9 +33,9 @@ class KvSnapshotInfo:
     """The number of the snapshot in its bucket; later snapshots have higher numbers."""
     log_offset: int
     """The snapshot contains all changes below this offset of the changelog."""
-    size: int | None = None
+    size: int | None = field(default=None, compare=False)
     """Bytes of its files, those that it shares with other snapshots included; None if not told."""
-    committed_ms: int | None = None
+    committed_ms: int | None = field(default=None, compare=False)
     """When it was committed, epoch milliseconds; None if not told."""
 
 
