@@ -9,6 +9,7 @@ import pytest
 
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode, NetworkError
+from zufluss.net.connection import WRITE_BUFFER_HIGH, WRITE_BUFFER_SHORT
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import BURST_FACTOR, NetServer
@@ -362,21 +363,74 @@ async def test_strangers_have_a_share_of_the_connections_and_the_oldest_one_goes
         assert len(server.connections) == 20
 
 
-async def test_strangers_have_a_share_of_the_receive_memory():
+async def test_strangers_have_a_share_of_the_receive_memory(authenticator):
     """The frames of known clients arrive though strangers have sent as much as they may."""
     limits = Limits(receive_bytes_max=1_000_000)
-    async with serving(exists_service(), limits=limits) as (server, connect):
+    guarded = serving(exists_service(), SASL, limits=limits, authenticator=authenticator)
+    async with guarded as (server, connect):
         known = await connect()
-        assert (await known.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        assert (await known.call(ApiKey.AUTHENTICATE, token("alice", "alice-secret"))).error is None
         for _ in range(8):
             stranger = await connect()
-            stranger.writer.write(struct.pack(">ihhi", 900_000, ApiKey.DATABASE_EXISTS, 0, 1))
-            stranger.writer.write(b"x" * 60_000)
+            stranger.writer.write(struct.pack(">ihhi", 60_000, ApiKey.AUTHENTICATE, 0, 1))
+            stranger.writer.write(b"x" * 40_000)
             await stranger.writer.drain()
-        while not server.memory._waiting:
+        while len(waiting := server.memory._strangers_waiting) < 6:
             await asyncio.sleep(0.01)
         assert server.memory.used <= 1_000_000 // 8
         assert (await known.call(ApiKey.DATABASE_EXISTS, ask("x" * 800_000))).error is None
+        assert server.memory._strangers_waiting is waiting, "a known client's frame woke strangers"
+        assert len(waiting) == 6
+
+
+async def test_a_first_request_may_be_larger_and_slower_than_a_login():
+    """A plaintext client that began a request is known: else it could never send this one."""
+    limits = Limits(receive_bytes_max=1_000_000)
+    async with serving(exists_service(), limits=limits) as (server, connect):
+        peer = await connect()
+        frame = pack_request(ApiKey.DATABASE_EXISTS, 0, 1, ask("x" * 400_000).SerializeToString())
+        peer.writer.write(frame[:7])
+        while not any(c._carry for c in server.connections):
+            await asyncio.sleep(0)
+        (connection,) = server.connections
+        late = server.loop.time() + limits.login_seconds + 1
+        assert connection.overdue(late) == "no login, or no first request, in time"
+        peer.writer.write(frame[7:300_000])
+        while connection._filled < 300_000:
+            await asyncio.sleep(0)
+        assert connection.overdue(late) is None
+        peer.writer.write(frame[300_000:])
+        assert (await peer.receive()).error is None
+
+
+async def test_a_client_that_caught_up_during_a_shortage_is_as_before_when_it_is_over():
+    """It was allowed few unread bytes meanwhile, and would be slow for ever."""
+    services = large_answers(16_000_000)
+    limits = Limits(send_bytes_max=30_000_000)
+    async with serving(services, limits=limits) as (server, connect):
+        good, *stuck = [await connect() for _ in range(5)]
+        async with asyncio.timeout(30):
+            good.writer.transport.pause_reading()
+            good.send(ApiKey.FETCH_LOG, b"")
+            while not server.sending._behind:
+                await asyncio.sleep(0.01)
+            (connection,) = server.sending._behind
+            for peer in stuck:
+                peer.writer.transport.pause_reading()
+                peer.send(ApiKey.FETCH_LOG, b"")
+            while not server.sending.short:
+                await asyncio.sleep(0.01)
+            assert connection.transport.get_write_buffer_limits()[1] == WRITE_BUFFER_SHORT
+            good.writer.transport.resume_reading()
+            assert len((await good.receive()).body) == 16_000_000
+            while connection in server.sending._behind:
+                await asyncio.sleep(0.01)
+            assert server.sending.short
+            for peer in stuck:
+                peer.writer.transport.abort()
+            while server.sending.short:
+                await asyncio.sleep(0.01)
+            assert connection.transport.get_write_buffer_limits()[1] == WRITE_BUFFER_HIGH
 
 
 @pytest.mark.parametrize("leaves", [False, True])

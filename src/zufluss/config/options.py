@@ -554,7 +554,7 @@ ZUFLUSS_NET_SEND_TIMEOUT = duration_option(
 ZUFLUSS_NET_LOGIN_TIMEOUT = duration_option(
     "zufluss.net.login-timeout",
     10 * SECOND_MS,
-    "A new client must have logged in, or on a plaintext listener sent its first request, within "
+    "A new client must have logged in, or on a plaintext listener begun its first request, within "
     "this time. Such clients have a quarter of the connections, the oldest one goes when another "
     "comes, and an eighth of `zufluss.net.receive-memory`.",
     minimum=1,

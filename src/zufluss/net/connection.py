@@ -31,7 +31,7 @@ from zufluss.net.listeners import Listener
 from zufluss.net.memory import SEND_PROGRESS_BYTES, new_buffer
 from zufluss.net.services import EncodedResponse, Handler, RequestContext
 from zufluss.wire import messages as m
-from zufluss.wire.api import Api, ApiKey
+from zufluss.wire.api import APIS, Api, ApiKey
 from zufluss.wire.codec import decode
 from zufluss.wire.frame import (
     RESPONSE_HEADER,
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+HEAD_BYTES = 12
+"""Length, API key, version and id of a request."""
 CARRY_BYTES_MAX = 32 * 1024
 """A half-received frame up to this size is kept as bytes and completed in the scratch buffer."""
 WRITE_BUFFER_HIGH = 8 * 1024 * 1024
@@ -117,7 +119,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Bytes arrived since `overdue` looked last."""
         self.last_activity = self.stranger_since = server.loop.time()
         self.stranger = True
-        """The client has not logged in, or on a plaintext listener sent no request."""
+        """The client has not logged in, or on a plaintext listener begun no request."""
         self._serve(listener.protocol == "plaintext")
         self._carry = b""
         self._array: Any = None
@@ -156,7 +158,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._out.clear()
         self._wake_drained()
         self._release()
-        self.server.sending.note(self, 0)
+        self.server.sending.forget(self)
         gone, self._gone = self._gone or (), None
         for callback in gone:
             callback()
@@ -249,7 +251,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Keep the head of a frame that has not arrived whole."""
         arrived = end - pos
         total = 4 + _unpack_length(view, pos)[0] if arrived >= 4 else 4
-        if total <= CARRY_BYTES_MAX:
+        if self.stranger and self._served and arrived >= HEAD_BYTES:
+            (key, _, _) = _unpack_header(view, pos + 4)
+            if key in APIS:  # its first request may be larger and slower than a login
+                self.server.introduce(self)
+        if total <= CARRY_BYTES_MAX or arrived < HEAD_BYTES:
             self._carry = bytes(view[pos:end])
             return
         self._total = total

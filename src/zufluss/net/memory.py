@@ -51,7 +51,7 @@ class Limits:
     frame_seconds: float = 60.0
     """A begun frame must be complete after this long."""
     login_seconds: float = 10.0
-    """A stranger must have logged in, or sent its first request, after this long."""
+    """A stranger must have logged in, or begun its first request, after this long."""
     send_bytes_max: int = 512 * 1024 * 1024
     """Answers that clients have not read, over all connections."""
     send_seconds: float = 60.0
@@ -79,7 +79,8 @@ class ReceiveMemory:
     """The bound on half-received frames over all connections.
 
     Over the bound a connection waits its turn; the first to ask may go on beyond it (so that
-    something always finishes), one at a time. Strangers have a share, and never go beyond it.
+    something always finishes), one at a time. Strangers have a share, and never go beyond it. They
+    wait apart from the others, so that no frame of a known client wakes them.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -88,14 +89,16 @@ class ReceiveMemory:
         self._overdraft: Receiver | None = None
         self._waiting: deque[Receiver] = deque()
         self._strangers: dict[Receiver, int] = {}
+        self._strangers_used = 0
+        self._strangers_waiting: deque[Receiver] = deque()
 
     def take(self, owner: Receiver, size: int) -> bool:
         """Account for `size` more bytes of `owner`; False means wait for `resume_receive`."""
         if owner.stranger:
-            share = self.bytes_max // STRANGERS_MEMORY_SHARE
-            if sum(self._strangers.values()) + size > share:
-                self._waiting.append(owner)
+            if self._strangers_used + size > self.bytes_max // STRANGERS_MEMORY_SHARE:
+                self._strangers_waiting.append(owner)
                 return False
+            self._strangers_used += size
             self._strangers[owner] = self._strangers.get(owner, 0) + size
         elif self.used + size > self.bytes_max:
             if self._overdraft not in (None, owner):
@@ -108,17 +111,21 @@ class ReceiveMemory:
     def give(self, owner: Receiver, size: int) -> None:
         """Return all `size` bytes of `owner`, and wake the connections that wait for memory."""
         self.used -= size
-        self._strangers.pop(owner, None)
         if self._overdraft is owner:
             self._overdraft = None
         waiting, self._waiting = self._waiting, deque()
+        if owner in self._strangers:
+            self._strangers_used -= self._strangers.pop(owner)
+            waiting += self._strangers_waiting
+            self._strangers_waiting = deque()
         for connection in waiting:
             connection.resume_receive()
 
     def forget(self, owner: Receiver) -> None:
         """Remove `owner`, which closed while it waited."""
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(owner)
+        for waiting in (self._waiting, self._strangers_waiting):
+            with contextlib.suppress(ValueError):
+                waiting.remove(owner)
 
 
 class Sender(Protocol):
@@ -147,14 +154,20 @@ class SendMemory:
         self.short = False
         """More is unread than the bound, and not yet three quarters of it again."""
         self._behind: dict[Sender, int] = {}
+        self._narrowed: set[Sender] = set()
         self._waiting: list[Callable[[], None]] = []
 
     def note(self, sender: Sender, unsent: int) -> None:
         """Account for what a client has not read at the moment."""
         self._count(sender, unsent)
         if self.short and unsent:
-            sender.narrow(True)
+            self._narrow(sender)
         self._check()
+
+    def forget(self, sender: Sender) -> None:
+        """Remove a connection that has ended, with its unread answers."""
+        self._narrowed.discard(sender)
+        self.note(sender, 0)
 
     def hold(self, more: int) -> None:
         """Account for `more` bytes of answers that are still being made; negative gives back."""
@@ -169,8 +182,8 @@ class SendMemory:
             if self.used > self.bytes_max:
                 self.short = True
                 log.warning("answers_unread", bytes=self.used, connections=len(self._behind))
-                for each in tuple(self._behind):
-                    each.narrow(True)
+                for sender in tuple(self._behind):
+                    self._narrow(sender)
 
     def refresh(self) -> None:
         """Ask every connection that was behind how far it is now."""
@@ -187,11 +200,17 @@ class SendMemory:
         if unsent:
             self._behind[sender] = unsent
 
+    def _narrow(self, sender: Sender) -> None:
+        if sender not in self._narrowed:
+            self._narrowed.add(sender)
+            sender.narrow(True)
+
     def _relax(self) -> None:
         if not self.short or self.used > self.bytes_max * 3 // 4:
             return
         self.short = False
-        for sender in self._behind:
+        narrowed, self._narrowed = self._narrowed, set()
+        for sender in narrowed:
             sender.narrow(False)
         waiting, self._waiting = self._waiting, []
         for callback in waiting:

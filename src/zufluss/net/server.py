@@ -146,7 +146,7 @@ class NetServer:
         return None
 
     def introduce(self, connection: ServerConnection) -> None:
-        """The client has logged in, or sent its first request where no login is due."""
+        """The client has logged in, or begun its first request where no login is due."""
         connection.stranger = False
         self.strangers.pop(connection, None)
 
