@@ -1,80 +1,99 @@
-"""A snapshot that a request asked for ends with its bucket, and answers no later request."""
+"""Snapshots that an operator asks for, on a real tablet server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tablet.gateway import Gateway
-from tests.tablet.keyed import Keyed, serving
+from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE
-from zufluss.cluster.remote import BucketRemote
-from zufluss.errors import ZuflussError
-from zufluss.model.table import TableBucket
+from zufluss.errors import NotLeaderError, OffsetOutOfRangeError
+from zufluss.net.services import RequestContext
 from zufluss.tablet.remote import snapshot_service
 from zufluss.wire import messages as m
 
+CONTEXT = RequestContext(None, "CLIENT", 0, "test")
+
 
 class SlowGateway(Gateway):
-    """A coordinator that answers questions about buckets when it may."""
+    """Commits a snapshot when the gate opens."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.answers = asyncio.Event()
-        self.answers.set()
+        self.gate = asyncio.Event()
+        self.commits = asyncio.Semaphore(0)
 
-    async def bucket_remotes(
-        self, buckets: Sequence[TableBucket]
-    ) -> dict[TableBucket, BucketRemote]:
-        await self.answers.wait()
-        return await super().bucket_remotes(buckets)
-
-
-def take(tablet: Keyed) -> asyncio.Task[m.TakeKvSnapshotResponse]:
-    request = m.TakeKvSnapshotRequest(table_id=TABLE, bucket_id=0)
-    context: Any = None
-    return asyncio.ensure_future(tablet.server._snapshot_service.take_kv_snapshot(request, context))
+    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+        self.commits.release()
+        await self.gate.wait()
+        await super().commit_snapshot(metadata, leader_epoch)
 
 
-async def test_a_snapshot_ends_with_its_bucket_and_its_request_is_answered(tmp_path: Path) -> None:
-    """Its files would be replaced by those of the bucket that is opened again."""
+@asynccontextmanager
+async def slow_snapshots(root: Path) -> AsyncIterator[tuple[Keyed, SlowGateway]]:
     gateway = SlowGateway()
-    tablet = Keyed(tmp_path, gateway=gateway)
-    async with serving(tablet):
-        await tablet.put((1, "one"))
-        gateway.answers.clear()
-        request = take(tablet)
-        await asyncio.sleep(0)
-        tablet.replica().fail("a test")
-        async with asyncio.timeout(60):
-            with pytest.raises(ZuflussError, match="a test") as refused:
-                await request
-        assert refused.value.retriable
-        gateway.answers.set()
-        async with asyncio.timeout(60):
-            while tablet.server.assignments.retries.waiting:
-                await asyncio.sleep(0.01)
-        assert gateway.snapshots == []
-        assert (await take(tablet)).finished
-        assert len(gateway.snapshots) == 1
+    async with keyed(root, gateway=gateway) as tablet:
+        await tablet.put(*many(0, 10))
+        yield tablet, gateway
+        gateway.gate.set()
 
 
-async def test_an_outcome_that_nobody_asked_for_does_not_answer_a_later_request(
+async def take(tablet: Keyed, offset: int | None = None) -> Any:
+    request = m.TakeKvSnapshotRequest(table_id=TABLE, bucket_id=0, log_offset=offset)
+    return await tablet.server._snapshot_service.take_kv_snapshot(request, CONTEXT)
+
+
+async def test_a_client_asks_again_until_its_snapshot_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_service, "WAIT_SECONDS", 0.0)
-    tablet = Keyed(tmp_path)
-    async with serving(tablet):
-        await tablet.put((1, "one"))
+    async with slow_snapshots(tmp_path) as (tablet, gateway):
+        answer = await take(tablet)
+        assert (answer.finished, answer.log_offset) == (False, 10)
+        await tablet.put(*many(10, 20))
+        await gateway.commits.acquire()
+        assert not (await take(tablet, 10)).finished
+        gateway.gate.set()
+        while not (await take(tablet, 10)).finished:
+            await asyncio.sleep(0)
+        assert [snapshot.log_offset for snapshot in gateway.snapshots] == [10]
+
+
+async def test_a_snapshot_that_nobody_came_back_for_is_no_answer_to_a_later_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed client left a finished task, and the next operator was told that all is done."""
+    monkeypatch.setattr(snapshot_service, "WAIT_SECONDS", 0.0)
+    async with slow_snapshots(tmp_path) as (tablet, gateway):
         assert not (await take(tablet)).finished
-        async with asyncio.timeout(60):
-            while not tablet.gateway.snapshots or tablet.server._snapshot_service._under_way:
-                await asyncio.sleep(0.01)
-            await tablet.put((2, "two"))
-            await take(tablet)
-            while len(tablet.gateway.snapshots) < 2:
-                await asyncio.sleep(0.01)
+        gateway.gate.set()
+        while not gateway.snapshots:
+            await asyncio.sleep(0)
+        await tablet.put(*many(10, 20))
+        monkeypatch.setattr(snapshot_service, "WAIT_SECONDS", 60.0)
+        answer = await take(tablet)
+        while not answer.finished:
+            answer = await take(tablet, answer.log_offset)
+        assert gateway.snapshots[-1].log_offset == 20
+
+
+async def test_a_snapshot_ends_with_its_bucket_and_the_client_learns_why(tmp_path: Path) -> None:
+    async with slow_snapshots(tmp_path) as (tablet, gateway):
+        taking = asyncio.ensure_future(take(tablet))
+        await gateway.commits.acquire()
+        await tablet.drop(0)
+        with pytest.raises(NotLeaderError, match="stopped"):
+            await taking
+
+
+async def test_an_offset_beyond_the_end_of_the_changelog_is_refused(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*many(0, 10))
+        with pytest.raises(OffsetOutOfRangeError, match="ends at offset 10"):
+            await take(tablet, 11)

@@ -120,9 +120,10 @@ async def _take_kv_snapshot(
     backoff = Backoff(connection.options.request_timeout_ms)
     while True:
         try:
-            key = ApiKey.TAKE_KV_SNAPSHOT
-            if (await connection.call_leader(bucket, key, request)).finished:
+            answer = await connection.call_leader(bucket, ApiKey.TAKE_KV_SNAPSHOT, request)
+            if answer.finished:
                 return
+            request.log_offset = answer.log_offset
             backoff = Backoff(connection.options.request_timeout_ms)
         except ZuflussError as problem:
             if problem.code not in PASSING:

@@ -204,6 +204,11 @@ class KvSnapshotter:
 
     # -- one snapshot -------------------------------------------------------------------------
 
+    def reached(self, replica: Replica, offset: int) -> bool:
+        """Whether the last snapshot of a bucket has all changes before an offset."""
+        last = self._bucket(replica).log_offset
+        return last is not None and last >= offset
+
     async def now(self, replica: Replica) -> KvSnapshot | None:
         """Take a snapshot of a bucket when it is its turn, as `snapshot` does."""
         async with self._at_once:

@@ -1,17 +1,19 @@
 """TAKE_KV_SNAPSHOT: a snapshot of one bucket now, without waiting for its interval.
 
-A snapshot may take longer than a request. So it is taken in the background; a request waits a
-moment for it, and the client asks again until it is finished. Concurrent requests for a bucket
-share one snapshot. It ends with its bucket: a bucket that is opened again makes its files anew.
+A snapshot may take longer than a request. So it is taken in the background: a request waits a
+moment for it, and the client asks again until it is finished. The first answer names the high
+watermark of the bucket, and the client repeats it. The request is finished when a snapshot reaches
+that offset, also one that somebody else asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from zufluss.errors import NotLeaderError, OffsetOutOfRangeError
 from zufluss.model.table import TableBucket
+from zufluss.remote.snapshot import KvSnapshot
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.remote.kv_snapshots import KvSnapshotter
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from zufluss.net.services import RequestContext
 
 WAIT_SECONDS: Final = 2.0
-"""How long a request waits for its snapshot, and an outcome for the next request."""
+"""How long a request waits for its snapshot."""
 
 
 class SnapshotService:
@@ -31,7 +33,7 @@ class SnapshotService:
     def __init__(self, buckets: Buckets, snapshots: KvSnapshotter) -> None:
         self._buckets = buckets
         self._snapshots = snapshots
-        self._under_way: dict[TableBucket, asyncio.Task[Any]] = {}
+        self._under_way: dict[TableBucket, asyncio.Task[KvSnapshot | None]] = {}
 
     async def take_kv_snapshot(
         self, request: m.TakeKvSnapshotRequest, context: RequestContext
@@ -40,38 +42,57 @@ class SnapshotService:
         replica = self._buckets.kv_replica(
             request.table_id, partition_id_of(request), request.bucket_id
         )
+        end = replica.log.high_watermark
+        offset = request.log_offset if request.HasField("log_offset") else None
+        if offset is None:
+            offset = end
+        elif offset > end:
+            raise OffsetOutOfRangeError(
+                f"{replica.bucket} ends at offset {end}, so no snapshot reaches {offset}; repeat "
+                "the offset of the first answer"
+            )
+        elif self._snapshots.reached(replica, offset):
+            return m.TakeKvSnapshotResponse(finished=True, log_offset=offset)
+        finished = await self._taken(replica, offset)
+        return m.TakeKvSnapshotResponse(finished=finished, log_offset=offset)
+
+    async def _taken(self, replica: Replica, offset: int) -> bool:
+        """Wait a moment for a snapshot; returns whether one reaches the offset."""
         task = self._under_way.get(replica.bucket) or self._begin(replica)
         await asyncio.wait([task], timeout=WAIT_SECONDS)
+        if not task.done():
+            return False
         if task.cancelled():
-            raise self._buckets.why_not(*replica.bucket)
-        if task.done():
-            task.result()
-        return m.TakeKvSnapshotResponse(finished=task.done())
+            raise NotLeaderError(
+                f"{replica.bucket} stopped while its snapshot was taken; refresh the metadata and "
+                "try again"
+            )
+        snapshot = task.result()
+        return snapshot is None or snapshot.log_offset >= offset
 
-    def _begin(self, replica: Replica) -> asyncio.Task[Any]:
+    def _begin(self, replica: Replica) -> asyncio.Task[KvSnapshot | None]:
+        bucket = replica.bucket
         task = asyncio.ensure_future(self._snapshots.now(replica))
-        self._under_way[replica.bucket] = task
-        task.add_done_callback(partial(self._ended, replica.bucket))
+        self._under_way[bucket] = task
+
+        def over(task: asyncio.Task[KvSnapshot | None]) -> None:
+            if self._under_way.get(bucket) is task:
+                del self._under_way[bucket]
+            if not task.cancelled():
+                task.exception()  # the clients that wait raise it; there may be none
+
+        task.add_done_callback(over)
         return task
-
-    def _ended(self, bucket: TableBucket, task: asyncio.Task[Any]) -> None:
-        """Keep the outcome until its client has asked again; a later request is for another one."""
-        asyncio.get_running_loop().call_later(WAIT_SECONDS, self._forget, bucket, task)
-
-    def _forget(self, bucket: TableBucket, task: asyncio.Task[Any]) -> None:
-        if self._under_way.get(bucket) is task:
-            del self._under_way[bucket]
 
     def closed(self, replica: Replica) -> None:
         """A bucket was closed: end its snapshot."""
-        task = self._under_way.pop(replica.bucket, None)
+        task = self._under_way.get(replica.bucket)
         if task is not None:
             task.cancel()
 
     async def stop(self) -> None:
         """End the snapshots under way."""
         tasks = list(self._under_way.values())
-        self._under_way.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1038,19 +1038,23 @@ class TakeKvSnapshotRequest(_message.Message):
     TABLE_ID_FIELD_NUMBER: _builtins.int
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     BUCKET_ID_FIELD_NUMBER: _builtins.int
+    LOG_OFFSET_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     partition_id: _builtins.int
     bucket_id: _builtins.int
+    log_offset: _builtins.int
+    """of the answer, when the client asks again"""
     def __init__(
         self,
         *,
         table_id: _builtins.int | None = ...,
         partition_id: _builtins.int | None = ...,
         bucket_id: _builtins.int | None = ...,
+        log_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "partition_id", b"partition_id", "table_id", b"table_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "log_offset", b"log_offset", "partition_id", b"partition_id", "table_id", b"table_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "partition_id", b"partition_id", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "log_offset", b"log_offset", "partition_id", b"partition_id", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1061,16 +1065,20 @@ class TakeKvSnapshotResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FINISHED_FIELD_NUMBER: _builtins.int
+    LOG_OFFSET_FIELD_NUMBER: _builtins.int
     finished: _builtins.bool
     """otherwise ask again"""
+    log_offset: _builtins.int
+    """the snapshot reaches at least this offset of the changelog"""
     def __init__(
         self,
         *,
         finished: _builtins.bool | None = ...,
+        log_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "log_offset", b"log_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "log_offset", b"log_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
