@@ -33,7 +33,7 @@ import structlog
 
 from zufluss.clock import wall_ms
 from zufluss.cluster.cluster_service import ClusterService
-from zufluss.cluster.examination import Examination, net_findings
+from zufluss.cluster.examination import Examination, cluster_findings, net_findings
 from zufluss.cluster.image import ClusterNode
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.remote import home
@@ -394,7 +394,8 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
         )
         closing.push_async_callback(coordinator.stop)
         coordinator.register(services)
-        services.attach(Examination(conf, expiry, [net_findings(net)]))
+        parts = [cluster_findings(coordinator.image), net_findings(net)]
+        services.attach(Examination(conf, expiry, parts))
         shown = _coordinator_samples(coordinator)
         await _accept(net, conf, stop, "coordinator", began, shown)
 

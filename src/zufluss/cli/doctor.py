@@ -1,4 +1,4 @@
-"""`zufluss doctor`: what the servers of a cluster lack, and what they have in doubt."""
+"""`zufluss doctor`: shortages, doubts and failures of all servers of a cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from zufluss.cli.session import (
     connected,
 )
 
-FOUND = 5
-"""Exit code: something does not work."""
+PROBLEMS = 5
+"""Exit code if something does not work."""
 SEVERITIES = ("ok", "warning", "problem")
 
 
@@ -33,6 +33,8 @@ def doctor(
 ) -> None:
     """Ask every server for buckets that do not work, shortages and doubts; exits 5 for problems.
 
+    A server that does not answer, or that the coordinator misses, is a problem, too.
+
     Examples:
 
       zufluss doctor
@@ -48,4 +50,4 @@ def doctor(
     else:
         print_rows(output, columns, rows)
     if any(state == "problem" for _, state, _, _ in rows):
-        raise typer.Exit(FOUND)
+        raise typer.Exit(PROBLEMS)

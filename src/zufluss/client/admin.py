@@ -15,7 +15,7 @@ from zufluss.client.core import catalog, offsets
 from zufluss.client.core.catalog import Partition, PartitionInfo, partition_name_of
 from zufluss.client.core.cluster import ClusterConnection, Path, as_path
 from zufluss.client.core.durations import Duration
-from zufluss.client.core.metadata import ServerFinding, ServerNode
+from zufluss.client.core.metadata import PROBLEM, ServerFinding, ServerNode
 from zufluss.client.core.offsets import Position, places_of
 from zufluss.client.keyed import snapshots
 from zufluss.client.keyed.scan_info import KvScanInfo, end_kv_scans, list_kv_scans
@@ -42,6 +42,7 @@ from zufluss.client.locations import (
     sweep_request,
 )
 from zufluss.client.producer.info import ProducerInfo, producers_of
+from zufluss.errors import NetworkError, RequestTimeoutError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.partition import partition_name, spec_of
 from zufluss.model.schema import Column, Schema, dump_object
@@ -437,17 +438,21 @@ class AsyncAdmin:
         return [*coordinator, *metadata.tablets.values()]
 
     async def examine_servers(self, *, confirm_clock: bool = False) -> list[ServerFinding]:
-        """Ask every server what it lacks and has in doubt.
+        """Ask every server for shortages, doubts and failures; one that is away is a finding, too.
 
         `confirm_clock` tells them that their wall clocks are right although they jumped.
         """
         request = m.ExamineServerRequest(confirm_clock=confirm_clock)
-        findings = []
+        findings: list[ServerFinding] = []
         for address in dict.fromkeys(node.address for node in await self.server_nodes()):
-            socket = await self._connection.socket(address)
-            timeout_ms = self._connection.options.request_timeout_ms
-            answer = await socket.call(ApiKey.EXAMINE_SERVER, request, timeout_ms=timeout_ms)
             server = f"{address[0]}:{address[1]}"
+            try:
+                socket = await self._connection.socket(address)
+                timeout_ms = self._connection.options.request_timeout_ms
+                answer = await socket.call(ApiKey.EXAMINE_SERVER, request, timeout_ms=timeout_ms)
+            except (NetworkError, RequestTimeoutError) as problem:
+                findings.append(ServerFinding(server, PROBLEM, "server", problem.message))
+                continue
             findings += [
                 ServerFinding(server, f.severity, f.subject, f.text) for f in answer.findings
             ]

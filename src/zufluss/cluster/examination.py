@@ -1,19 +1,22 @@
-"""What a server finds about itself: shortages, and what it has in doubt (`zufluss doctor`).
+"""The state of a server for operators: shortages, doubts, parts that fail (`zufluss doctor`).
 
-Each part of a server that can run short tells its findings when somebody asks; nothing is kept for
-it. The handler answers EXAMINE_SERVER in either role.
+Each part of a server that can run short reports its findings when an operator asks; nothing is
+stored for that. The handler answers EXAMINE_SERVER in either role. Only the coordinator knows which
+tablet servers are missing (`cluster_findings`).
 """
 
 from __future__ import annotations
 
 import resource
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from zufluss.cluster.authority import Authority
+from zufluss.cluster.image import ClusterImage
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import AuthorizationError
@@ -40,17 +43,18 @@ class Severity(IntEnum):
 
 
 class Finding(NamedTuple):
-    """An observation that a server reports about itself."""
+    """One observation of a server about itself."""
 
     severity: Severity
+    """How bad it is."""
     subject: str
-    """What it is about: a bucket, a resource."""
+    """The bucket, the resource or the server that it is about."""
     text: str
-    """The observation, and what to do about it."""
+    """The state of the subject, and what to do if it is bad."""
 
 
 Examine = Callable[[], Iterable[Finding]]
-"""Tells the findings of one part of a server, on the event loop."""
+"""Returns the findings of one part of a server, on the event loop."""
 
 
 class DoubtfulClock(Protocol):
@@ -78,7 +82,7 @@ class Examination:
     async def examine_server(
         self, request: m.ExamineServerRequest, context: RequestContext
     ) -> m.ExamineServerResponse:
-        """EXAMINE_SERVER (30050): what the server lacks, and what it has in doubt."""
+        """EXAMINE_SERVER (30050): all findings; a super user may confirm the clock."""
         if request.confirm_clock:
             if not self._authority.may_operate(context.principal):
                 raise AuthorizationError(
@@ -138,5 +142,24 @@ def net_findings(net: NetServer) -> Examine:
         key = options.ZUFLUSS_NET_MAX_CONNECTIONS.key
         limit = net.limits.connections_max
         yield share("connections", len(net.connections), limit, "are open", f"raise {key}")
+
+    return examine
+
+
+def cluster_findings(image: ClusterImage) -> Examine:
+    """The tablet servers that the coordinator misses."""
+
+    def examine() -> Iterable[Finding]:
+        leaders = Counter(state.leader for _, _, state in image.buckets())
+        away = sorted(leaders.keys() - image.tablets.keys())
+        for server_id in away:
+            yield Finding(
+                Severity.PROBLEM,
+                f"tablet server {server_id}",
+                f"it is not there, so {leaders[server_id]} buckets are not served; start it again",
+            )
+        if not away:
+            servers = len(image.tablets)
+            yield Finding(Severity.FINE, "tablet servers", f"{servers} are there, none is missing")
 
     return examine

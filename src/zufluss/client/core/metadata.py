@@ -9,24 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.tables import path_from_proto
 
+PROBLEM: Final = 2
+"""The severity of a finding about something that does not work."""
+
 
 class ServerFinding(NamedTuple):
-    """An observation that a server reported about itself."""
+    """One observation of a server about itself, or of the client about a server."""
 
     server: str
     """The server's address, host:port."""
     severity: int
     """0: fine, 1: worth a look, 2: something does not work."""
     subject: str
-    """What it is about: a bucket, a resource."""
+    """The bucket, the resource or the server that it is about."""
     text: str
-    """The observation, and what to do about it."""
+    """The state of the subject, and what to do if it is bad."""
 
 
 @dataclass(frozen=True, slots=True)
