@@ -8,6 +8,7 @@ UNSUPPORTED_VERSION.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -108,20 +109,42 @@ class Services:
 
     def register(self, key: int, handler: Handler) -> None:
         """Answer API `key` with a coroutine."""
+        self._check_free(key)
         self.handlers[int(key)] = (APIS[int(key)], handler)
 
     def attach(self, service: object) -> None:
-        """Answer with the coroutines of `service` that are named like APIs: `create_table`."""
-        for key in ApiKey:
-            handler = getattr(service, key.name.lower(), None)
-            if handler is not None:
-                self.register(key, handler)
+        """Answer with the handlers of `service`: methods that are named like APIs (`create_table`).
+
+        TypeError for a method with such a name that does not take a request and its context, and
+        for an object without a handler.
+        """
+        handlers = {key: getattr(service, key.name.lower(), None) for key in ApiKey}
+        attached = {key: handler for key, handler in handlers.items() if handler is not None}
+        for key, handler in attached.items():
+            if not _is_handler(handler):
+                raise TypeError(f"{handler!r} has the name of an API but is not its handler")
+            self.register(key, handler)
+        if not attached:
+            raise TypeError(f"{service!r} has no handler of an API")
 
     def register_raw(self, key: int, handler: RawHandler) -> None:
         """Answer API `key` from the receive buffer."""
+        self._check_free(key)
         self.raw[int(key)] = (APIS[int(key)], handler)
+
+    def _check_free(self, key: int) -> None:
+        if int(key) in self.handlers or int(key) in self.raw:
+            raise ValueError(f"{APIS[int(key)].name} has a handler already")
 
     def advertised(self) -> list[Api]:
         """The APIs this server answers, by key."""
         known = [api for api, _ in self.handlers.values()] + [api for api, _ in self.raw.values()]
         return sorted(known, key=lambda api: api.key)
+
+
+def _is_handler(method: object) -> bool:
+    """Whether a method is a coroutine of a request and its context."""
+    if not inspect.iscoroutinefunction(method):
+        return False
+    names = list(inspect.signature(method).parameters)
+    return len(names) == 2 and names[0] == "request"
