@@ -214,9 +214,9 @@ def add_columns(
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> TableDescriptor:
     """The descriptor with columns at the end; `options` are their `fields.*`. Raises 56."""
-    schema = descriptor.schema
+    names = set(descriptor.schema.names)
     for column in columns:
-        if column.name in schema:
+        if column.name in names:
             raise InvalidAlterTableError(
                 f"column {column.name!r:.80} exists already; choose another name"
             )
@@ -229,12 +229,14 @@ def add_columns(
                 f"column {column.name!r:.80} is NOT NULL, but rows written before have no value; "
                 "add it as nullable"
             )
-        try:
-            schema = schema.add_column(
-                column.name, column.data_type, column.comment, column.agg_function
-            )
-        except InvalidTableError as e:
-            raise InvalidAlterTableError(e.message) from None
+        names.add(column.name)
+    try:
+        schema = descriptor.schema.add_columns(
+            Column(each.name, each.data_type, each.comment, agg_function=each.agg_function)
+            for each in columns
+        )
+    except InvalidTableError as e:
+        raise InvalidAlterTableError(e.message) from None
     check_columns(schema)
     engine, properties = merge_engine(descriptor.properties), descriptor.properties
     default = properties.get(o.TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION.key)

@@ -115,9 +115,10 @@ class Schema:
     def __post_init__(self) -> None:
         columns = _with_ids(tuple(self.columns), self.highest_field_id)
         _check_names(columns, self.primary_key, self.auto_increment_column)
+        key = frozenset(self.primary_key)
         columns = tuple(
             replace(column, data_type=column.data_type.as_nullable(False))
-            if column.name in self.primary_key
+            if column.name in key
             else column
             for column in columns
         )
@@ -243,12 +244,18 @@ class Schema:
         agg_function: AggFunction | None = None,
     ) -> Schema:
         """The schema with one more column at the end, its ids the next free ones."""
+        return self.add_columns([Column(name, data_type, comment, agg_function=agg_function)])
+
+    def add_columns(self, columns: Iterable[Column]) -> Schema:
+        """The schema with these columns at the end; their ids are the next free ones."""
         counter = itertools.count(self.highest_field_id + 1)
-        column_id = next(counter)
-        numbered = t.assign_field_ids(data_type, counter.__next__, keep=False)
-        column = Column(name, numbered, comment, column_id, agg_function)
-        highest = max(_ids((column,)))
-        return replace(self, columns=(*self.columns, column), highest_field_id=highest)
+        added = []
+        for column in columns:
+            column_id = next(counter)
+            data_type = t.assign_field_ids(column.data_type, counter.__next__, keep=False)
+            added.append(replace(column, id=column_id, data_type=data_type))
+        highest = max(_ids(added), default=self.highest_field_id)
+        return replace(self, columns=(*self.columns, *added), highest_field_id=highest)
 
     def __contains__(self, name: object) -> bool:
         return name in self._positions
@@ -314,14 +321,15 @@ def _check_names(
         raise InvalidTableError("a column has an empty name; give it one")
     t.check_unique(names, "column")
     t.check_unique(primary_key, "primary key column")
+    known, key = frozenset(names), frozenset(primary_key)
     for name in (*primary_key, *auto_increment):
-        if name not in names:
+        if name not in known:
             what = "primary key" if name in primary_key else "auto-increment"
             raise InvalidTableError(
                 f"{what} column {name!r:.80} does not exist; the columns are {', '.join(names)}"
             )
     for column in columns:
-        if column.agg_function is not None and column.name in primary_key:
+        if column.agg_function is not None and column.name in key:
             raise InvalidTableError(
                 f"primary key column {column.name!r} cannot have an aggregation function; remove it"
             )
