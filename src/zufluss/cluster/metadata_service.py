@@ -25,6 +25,7 @@ from zufluss.config.table_options import TABLE_DATALAKE_FORMAT
 from zufluss.errors import PartitionNotExistError
 from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.model.partition import check_partial_spec
+from zufluss.pacing import paced
 from zufluss.wire import messages as m
 from zufluss.wire.tables import (
     path_from_proto,
@@ -139,7 +140,7 @@ class MetadataService:
                 partition_spec=spec_to_proto(entry.spec),
                 remote_data_dir=self._remote_uri(entry.remote_location),
             )
-            for name, entry in sorted(self._image.partitions(info.table_id).items())
+            async for name, entry in paced(sorted(self._image.partitions(info.table_id).items()))
             if partial.items() <= entry.spec.items()
         ]
         return m.ListPartitionInfosResponse(partitions_info=infos)
@@ -149,17 +150,17 @@ class MetadataService:
     ) -> m.MetadataResponse:
         """GET_METADATA (1012): servers on the caller's own listener, tables, partitions."""
         image = self._image
-        paths = dict.fromkeys(map(path_from_proto, request.table_path))
+        paths = {path_from_proto(path): None async for path in paced(request.table_path)}
         tables = [image.table(path) for path in paths]
         try:
-            partitions = self._partitions(request)
+            partitions = await self._partitions(request)
         except PartitionNotExistError:
             await asyncio.sleep(MISSING_PARTITION_HOLD_SECONDS)
             raise
         response = m.MetadataResponse(
             tablet_servers=_visible(image.tablets.values(), ctx.listener),
-            table_metadata=map(self._table, tables),
-            partition_metadata=map(codec.partition_to_proto, partitions),
+            table_metadata=[self._table(table) async for table in paced(tables)],
+            partition_metadata=[codec.partition_to_proto(p) async for p in paced(partitions)],
         )
         for node in _visible(filter(None, [image.coordinator]), ctx.listener):
             response.coordinator_server.CopyFrom(node)
@@ -180,14 +181,14 @@ class MetadataService:
         descriptor = entry.info.descriptor
         return replace(descriptor, properties={**descriptor.properties, **lake}).to_json()
 
-    def _partitions(self, request: m.MetadataRequest) -> Iterable[PartitionEntry]:
+    async def _partitions(self, request: m.MetadataRequest) -> Iterable[PartitionEntry]:
         """The partitions that a request names, each once."""
         partitions: dict[int, PartitionEntry] = {}
-        for each in request.partitions_path:
+        async for each in paced(request.partitions_path):
             path = physical_path_from_proto(each)
             entry = self._image.partition(path.path, path.partition or "")
             partitions[entry.partition_id] = entry
-        for partition_id in request.partitions_id:
+        async for partition_id in paced(request.partitions_id):
             by_id = self._image.partition_by_id(partition_id)
             if by_id is None:
                 raise PartitionNotExistError(f"partition with id {partition_id} does not exist")

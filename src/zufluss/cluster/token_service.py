@@ -28,6 +28,7 @@ import structlog
 from zufluss.cluster.image import ClusterImage
 from zufluss.errors import AuthorizationError, ZuflussError
 from zufluss.model.table import TablePath
+from zufluss.pacing import paced
 from zufluss.remote.layout import KV, LAKE, LOG, table_directory
 from zufluss.remote.locations import Locations
 from zufluss.remote.sts import SecurityTokenError
@@ -79,7 +80,7 @@ class TokenService:
         self, request: m.GetFileSystemSecurityTokenRequest, ctx: RequestContext
     ) -> m.GetFileSystemSecurityTokenResponse:
         """GET_FILESYSTEM_SECURITY_TOKEN (1025)."""
-        named = {physical_path_from_proto(path).path: None for path in request.tables}
+        named = {physical_path_from_proto(path).path: None async for path in paced(request.tables)}
         for path in named:
             self._check(ctx.principal, path)
         systems: dict[str, list[LocationUri]] = {}

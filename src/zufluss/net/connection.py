@@ -30,6 +30,7 @@ from zufluss.errors import (
 from zufluss.net.listeners import Listener
 from zufluss.net.memory import SEND_PROGRESS_BYTES, new_buffer
 from zufluss.net.services import EncodedResponse, Handler, RequestContext
+from zufluss.pacing import Pace
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, Api, ApiKey
 from zufluss.wire.codec import decode
@@ -85,6 +86,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_held",
         "_inflight_max",
         "_out",
+        "_pace",
         "_paused",
         "_queued",
         "_read",
@@ -137,6 +139,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._gone: list[Callable[[], None]] | None = []
         """Called when the connection has ended; None afterwards."""
         self._paused = 0
+        self._pace: Pace | None = None
 
     # -- life -------------------------------------------------------------------------------
 
@@ -354,6 +357,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._wake_drained()
 
     @property
+    def pace(self) -> Pace:
+        """The share of this client's long work in the turns of the event loop."""
+        if self._pace is None:
+            self._pace = Pace(self.server.loop)
+        return self._pace
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes of answers that the client has not read."""
         size: int = self.transport.get_write_buffer_size()
@@ -491,6 +501,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self, handler: Handler, request: Any, context: RequestContext, request_id: int
     ) -> None:
         try:
+            pace = self.pace
+            pace.adopt()
+            await pace.pause()  # a client may send hundreds of requests at once
             response = await handler(request, context)
             if isinstance(response, EncodedResponse):
                 self.respond(request_id, response.buffers, sum(map(len, response.buffers)))

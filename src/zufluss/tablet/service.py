@@ -11,6 +11,7 @@ from typing import TypeVar
 from zufluss.errors import InvalidTimestampError, RecordTooLargeError, ZuflussError
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.services import RequestContext
+from zufluss.pacing import paced
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.lookup import LookupHandler
@@ -53,7 +54,7 @@ class TabletService:
         timestamp = request.startTimestamp if request.offset_type == TIMESTAMP else None
         partition_id = partition_id_of(request)
         response = m.ListOffsetsResponse()
-        for bucket_id in request.bucket_id:
+        async for bucket_id in paced(request.bucket_id):
             entry = response.buckets_resp.add(bucket_id=bucket_id)
             try:
                 replica = self._buckets.replica(request.table_id, partition_id, bucket_id)
@@ -104,7 +105,7 @@ class TabletService:
         """GET_TABLE_STATS: the number of rows in buckets; there are no column statistics."""
         _check_bucket_count(len(request.buckets_req))
         response = m.GetTableStatsResponse()
-        for bucket in request.buckets_req:
+        async for bucket in paced(request.buckets_req):
             partition_id = partition_id_of(bucket)
             entry = response.buckets_resp.add(bucket_id=bucket.bucket_id, partition_id=partition_id)
             try:

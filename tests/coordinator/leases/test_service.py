@@ -126,6 +126,16 @@ async def test_a_request_for_more_buckets_than_are_allowed_leases_nothing(
     assert not cluster.coordinator.leases.book.infos()
 
 
+async def test_a_table_that_is_named_again_and_again_is_refused_as_many_buckets(
+    cluster: Cluster, table_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of 1.2 MB named 300,000 times all buckets of a table, for minutes of the loop."""
+    monkeypatch.setattr(lease_service, "BUCKETS_MAX", 10)
+    with pytest.raises(ConfigError, match="more than 10 buckets"):
+        await latest(cluster, *[m.PbLeaseTarget(table_id=table_id)] * 4)
+    assert not cluster.coordinator.leases.book.infos()
+
+
 async def test_what_cannot_be_leased_is_listed_with_its_reason(
     cluster: Cluster, table_id: int
 ) -> None:

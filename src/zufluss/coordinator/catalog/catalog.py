@@ -78,6 +78,7 @@ from zufluss.model.table import (
     TableInfo,
     TablePath,
 )
+from zufluss.pacing import aside
 
 log = structlog.get_logger(__name__)
 
@@ -221,9 +222,17 @@ class Catalog:
     ) -> TableEntry:
         """Create a table from a descriptor; its leaders serve when this returns."""
         validation.check_table_path(path)
-        descriptor = validation.complete(TableDescriptor.from_json(table_json), self._conf)
-        validation.check_table(descriptor, self._conf, len(self.image.tablets))
-        _check_size(path, descriptor)
+        if len(table_json) > DESCRIPTOR_BYTES_MAX:
+            raise _too_large(path, len(table_json))
+        live_servers = len(self.image.tablets)
+
+        def checked() -> TableDescriptor:
+            descriptor = validation.complete(TableDescriptor.from_json(table_json), self._conf)
+            validation.check_table(descriptor, self._conf, live_servers)
+            _check_size(path, descriptor)
+            return descriptor
+
+        descriptor = await aside(len(table_json), checked)
 
         async def change() -> TableEntry:
             existing = self.image.find_table(path)
@@ -278,17 +287,20 @@ class Catalog:
         alter: Callable[[TableInfo], TableDescriptor],
         *,
         ignore_if_not_exists: bool = False,
+        request_bytes: int = 0,
     ) -> TableEntry | None:
         """Replace the descriptor of a table by what `alter` returns.
 
         A new schema gets the next schema id. Returns None for a missing table that is ignored.
+        `request_bytes` is the length of the request, which tells how long `alter` takes.
         """
 
         async def change() -> TableEntry | None:
             if ignore_if_not_exists and self.image.find_table(path) is None:
                 return None
             before = self.image.table(path)
-            descriptor = alter(before.info)
+            size = request_bytes + len(before.table_json)
+            descriptor = await aside(size, lambda: alter(before.info))
             if descriptor == before.info.descriptor:
                 return before
             _check_size(path, descriptor)
@@ -484,10 +496,14 @@ def _stop(bucket: TableBucket, state: BucketState) -> ReplicaStop:
 def _check_size(path: TablePath, descriptor: TableDescriptor) -> None:
     size = len(descriptor.to_json())
     if size > DESCRIPTOR_BYTES_MAX:
-        raise InvalidTableError(
-            f"the descriptor of table '{path}' has {size} bytes, at most {DESCRIPTOR_BYTES_MAX} "
-            f"are allowed; use fewer columns or shorter comments and properties"
-        )
+        raise _too_large(path, size)
+
+
+def _too_large(path: TablePath, size: int) -> InvalidTableError:
+    return InvalidTableError(
+        f"the descriptor of table '{path}' has {size} bytes, at most {DESCRIPTOR_BYTES_MAX} "
+        f"are allowed; use fewer columns or shorter comments and properties"
+    )
 
 
 def _check_database_size(name: str, descriptor: DatabaseDescriptor) -> None:

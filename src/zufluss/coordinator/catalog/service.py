@@ -19,6 +19,7 @@ from zufluss.model import types
 from zufluss.model.aggregate import AggFunction
 from zufluss.model.alter import ConfigOp, NewColumn, PropertyChange, TableChanges, alter_table
 from zufluss.model.table import DatabaseDescriptor
+from zufluss.pacing import aside
 from zufluss.wire import messages as m
 from zufluss.wire.tables import path_from_proto, spec_from_proto
 
@@ -102,11 +103,13 @@ class CoordinatorService:
         self, request: m.AlterTableRequest, ctx: RequestContext
     ) -> m.AlterTableResponse:
         """ALTER_TABLE (1044): properties, or new columns at the end."""
-        changes = _table_changes(request)
+        size = request.ByteSize()
+        changes = await aside(size, lambda: _table_changes(request))
         entry = await self._catalog.alter_table(
             path_from_proto(request.table_path),
             lambda info: alter_table(info.descriptor, changes, self._conf),
             ignore_if_not_exists=request.ignore_if_not_exists,
+            request_bytes=size,
         )
         if entry is not None:
             await self._check_partitions([entry])

@@ -27,11 +27,12 @@ from zufluss.errors import (
     UnknownTableOrBucketError,
 )
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.pacing import paced
 
 
-def check_buckets(info: TableInfo, offsets: Offsets, image: ClusterImage) -> None:
+async def check_buckets(info: TableInfo, offsets: Offsets, image: ClusterImage) -> None:
     """Raise unless every offset is a number of records of a bucket that the table has."""
-    for bucket, offset in offsets.items():
+    async for bucket, offset in paced(offsets.items()):
         if offset < 0:
             raise ConfigError(f"offset {offset} of {bucket} is not allowed; give 0 or more")
         partition_id = bucket.partition_id
@@ -70,7 +71,7 @@ async def check_reached(
     Buckets of dropped partitions are not checked.
     """
     leaders: dict[int, list[TableBucket]] = {}
-    for bucket, offset in offered.items():
+    async for bucket, offset in paced(offered.items()):
         leader = image.leader(bucket)
         if leader is not None and offset > known.get(bucket, 0):
             leaders.setdefault(leader[0], []).append(bucket)

@@ -15,6 +15,7 @@ from zufluss.coordinator.lake.tables import LakeCommit, LakeTables
 from zufluss.errors import ConfigError, TableNotExistError, ZuflussError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.table import TableBucket
+from zufluss.pacing import paced
 from zufluss.wire import messages as m
 from zufluss.wire.tables import bucket_in_table, path_from_proto, path_to_proto
 
@@ -44,25 +45,25 @@ class LakeService:
         queue = self._lake.queue
         response = m.LakeTieringHeartbeatResponse(coordinator_epoch=queue.coordinator_epoch)
         response.failed_table_resp.extend(
-            self._each(request.failed_tables, lambda held, _: queue.fail(held))
+            await self._each(request.failed_tables, lambda held, _: queue.fail(held))
         )
         response.tiering_table_resp.extend(
-            self._each(request.tiering_tables, lambda held, _: queue.renew(held, timeout_ms))
+            await self._each(request.tiering_tables, lambda held, _: queue.renew(held, timeout_ms))
         )
         response.finished_table_resp.extend(
-            self._each(request.finished_tables, lambda held, t: self._finish(held, t, forced))
+            await self._each(request.finished_tables, lambda held, t: self._finish(held, t, forced))
         )
         if request.request_table:
             await self._give_table(response, timeout_ms, declared)
         return response
 
-    def _each(
+    async def _each(
         self,
         tables: Iterable[m.PbHeartbeatReqForTable],
         act: Callable[[HandOut, m.PbHeartbeatReqForTable], None],
     ) -> list[m.PbHeartbeatRespForTable]:
         answers = []
-        for table in tables:
+        async for table in paced(tables):
             answer = m.PbHeartbeatRespForTable(table_id=table.table_id)
             try:
                 if self._image.table_by_id(table.table_id) is None:
@@ -100,13 +101,13 @@ class LakeService:
     ) -> m.PrepareLakeTableSnapshotResponse:
         """PREPARE_LAKE_TABLE_SNAPSHOT (1052): offsets into a file each."""
         response = m.PrepareLakeTableSnapshotResponse()
-        for table in request.bucket_offsets:
+        async for table in paced(request.bucket_offsets):
             answer = response.prepare_lake_table_resp.add(table_id=table.table_id)
             try:
                 answer.lake_table_offsets_path = await self._lake.prepare(
                     table.table_id,
                     path_from_proto(table.table_path),
-                    _offsets(table.table_id, table.bucket_offsets),
+                    await _offsets(table.table_id, table.bucket_offsets),
                     ignore_previous=request.ignore_previous_table_offsets,
                     hand_out=self._hand_out_of(table),
                 )
@@ -123,13 +124,13 @@ class LakeService:
         """
         response = m.CommitLakeTableSnapshotResponse()
         with_file = {table.table_id for table in request.lake_table_snapshot_metadata}
-        for table in request.lake_table_snapshot_metadata:
+        async for table in paced(request.lake_table_snapshot_metadata):
             answer = response.table_resp.add(table_id=table.table_id)
             try:
                 await self._lake.commit(self._commit(table))
             except ZuflussError as problem:
                 answer.error_code, answer.error_message = problem.code, problem.message
-        for old in request.tables_req:
+        async for old in paced(request.tables_req):
             if old.table_id in with_file:
                 continue
             answer = response.table_resp.add(table_id=old.table_id)
@@ -155,7 +156,7 @@ class LakeService:
         if not table.HasField("table_id"):
             raise ConfigError("a lake snapshot without table_id is not allowed; name the table")
         path = path_from_proto(table.table_path) if table.HasField("table_path") else None
-        offsets = _offsets(table.table_id, table.buckets_req)
+        offsets = await _offsets(table.table_id, table.buckets_req)
         await self._lake.commit_offsets(table.table_id, path, table.snapshot_id, offsets)
 
     def _hand_out_of(
@@ -198,12 +199,12 @@ def _name(bucket: TableBucket, snapshot: LakeSnapshot) -> str | None:
     return None if partition_id is None else snapshot.partition_names.get(partition_id)
 
 
-def _offsets(
-    table_id: int, buckets: Iterable[m.PbBucketOffset] | Iterable[m.PbLakeTableOffsetForBucket]
+async def _offsets(
+    table_id: int, buckets: Iterable[m.PbBucketOffset | m.PbLakeTableOffsetForBucket]
 ) -> dict[TableBucket, int]:
     """The offsets in a request, without buckets that have none."""
     offsets: dict[TableBucket, int] = {}
-    for each in buckets:
+    async for each in paced(buckets):
         if each.HasField("log_end_offset"):
             offsets[bucket_in_table(table_id, each)] = each.log_end_offset
     return offsets

@@ -189,7 +189,7 @@ class LakeTables:
         """Write the offsets that a snapshot will have, durably; returns the path of the file."""
         info = self._table(table_id, path)
         self._check_holder(info, hand_out)
-        check_buckets(info, reported, self._image)
+        await check_buckets(info, reported, self._image)
         previous = {} if ignore_previous else await self._newest_offsets(info)
         merged = self._merged(info, previous, reported)
         await check_reached(info, previous, reported, self._image, self._tablets)

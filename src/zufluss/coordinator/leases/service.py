@@ -17,7 +17,6 @@ lease that is dropped. One table that fails the check fails the whole call. A re
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -34,6 +33,7 @@ from zufluss.errors import (
 )
 from zufluss.model.lease import LeasedSnapshot, Revoked, Unavailable
 from zufluss.model.table import TableBucket
+from zufluss.pacing import Pace, paced
 from zufluss.wire import messages as m
 from zufluss.wire.tables import bucket_from_proto, bucket_in_table
 
@@ -89,10 +89,12 @@ class LeaseService:
         check_lease_id(request.lease_id)
         self._check_tables((target.table_id for target in request.targets), ctx.principal)
         buckets: dict[TableBucket, None] = {}
-        for target in request.targets:
+        named = 0  # a bucket that is named twice is work, too
+        async for target in paced(request.targets):
             async for some in _in_pieces(self._buckets(target)):
                 buckets |= dict.fromkeys(some)
-                if len(buckets) > BUCKETS_MAX:
+                named += len(some)
+                if named > BUCKETS_MAX:
                     raise ConfigError(
                         f"the request names more than {BUCKETS_MAX} buckets; lease some tables or "
                         "partitions at a time"
@@ -246,17 +248,16 @@ def _epoch(
 
 async def _in_pieces(items: Iterable[T]) -> AsyncIterator[tuple[T, ...]]:
     """Yield the items in pieces, and let other tasks run in between."""
-    rest = iter(items)
+    pace, rest = Pace.current(), iter(items)
     while piece := tuple(islice(rest, BUCKETS_AT_ONCE)):
         yield piece
-        if len(piece) == BUCKETS_AT_ONCE:
-            await asyncio.sleep(0)
+        await pace.pause()
 
 
 async def _snapshot_ids(tables: Iterable[m.PbKvSnapshotLeaseForTable]) -> dict[TableBucket, int]:
     """The snapshot id that a request names for each bucket."""
     snapshot_ids: dict[TableBucket, int] = {}
-    for table in tables:
+    async for table in paced(tables):
         async for some in _in_pieces(table.bucket_snapshots):
             for each in some:
                 bucket = bucket_in_table(table.table_id, each)

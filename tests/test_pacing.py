@@ -1,0 +1,114 @@
+"""Long work on the event loop leaves turns to others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from zufluss.pacing import ASIDE_BYTES, TURN_SECONDS, Pace, aside, paced
+
+
+class Ticks:
+    """A clock that advances by a fixed time with every look at it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now = 0.0
+        self._seconds = seconds
+
+    def __call__(self) -> float:
+        self.now += self._seconds
+        return self.now
+
+
+async def turns_of(work: asyncio.Task[None]) -> int:
+    """The turns of the event loop until a task has ended."""
+    turns = 0
+    while not work.done():
+        turns += 1
+        await asyncio.sleep(0)
+    return turns
+
+
+async def pauses(pace: Pace, count: int) -> None:
+    for _ in range(count):
+        await pace.pause()
+
+
+def test_paced_work_takes_a_turn_for_every_five_milliseconds() -> None:
+    async def run() -> tuple[int, int]:
+        long = Pace(asyncio.get_running_loop(), Ticks(TURN_SECONDS / 10))
+        short = Pace(asyncio.get_running_loop(), Ticks(TURN_SECONDS / 10_000))
+        return (
+            await turns_of(asyncio.ensure_future(pauses(long, 1000))),
+            await turns_of(asyncio.ensure_future(pauses(short, 1000))),
+        )
+
+    long, short = asyncio.run(run())
+    assert 50 < long < 300, "about one turn per ten looks at the clock"
+    assert short <= 2, "work that is short is not interrupted"
+
+
+def test_a_hundred_requests_share_the_time_of_one_turn_and_end_in_order() -> None:
+    async def run() -> list[int]:
+        pace = Pace(asyncio.get_running_loop(), Ticks(TURN_SECONDS / 10))
+        ended: list[int] = []
+        per_turn: list[int] = []
+        steps = 0
+
+        async def request(number: int) -> None:
+            nonlocal steps
+            for _ in range(20):
+                await pace.pause()
+                steps += 1
+            ended.append(number)
+
+        tasks = [asyncio.ensure_future(request(number)) for number in range(100)]
+        before = 0
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            per_turn.append(steps - before)
+            before = steps
+        assert max(per_turn) <= 12, "the share of a turn does not grow with the requests"
+        return ended
+
+    assert asyncio.run(run()) == list(range(100))
+
+
+def test_every_item_is_handed_out_once() -> None:
+    async def run() -> list[int]:
+        return [item async for item in paced(range(1000))]
+
+    assert asyncio.run(run()) == list(range(1000))
+
+
+def test_a_connection_does_not_wait_for_the_paced_work_of_another() -> None:
+    async def run() -> list[str]:
+        loop = asyncio.get_running_loop()
+        ended: list[str] = []
+
+        async def request(pace: Pace, steps: int, name: str) -> None:
+            pace.adopt()
+            async for _ in paced(range(steps)):
+                pass
+            assert Pace.current() is pace
+            ended.append(name)
+
+        busy = Pace(loop, Ticks(TURN_SECONDS))
+        calm = Pace(loop, Ticks(TURN_SECONDS))
+        await asyncio.gather(
+            *(request(busy, 10_000, "busy") for _ in range(10)), request(calm, 640, "calm")
+        )
+        return ended
+
+    assert asyncio.run(run())[0] == "calm"
+
+
+def test_long_messages_are_handled_in_a_thread() -> None:
+    async def run() -> tuple[bool, bool]:
+        here = threading.get_ident()
+        return (
+            await aside(ASIDE_BYTES, threading.get_ident) == here,
+            await aside(ASIDE_BYTES + 1, threading.get_ident) == here,
+        )
+
+    assert asyncio.run(run()) == (True, False)
