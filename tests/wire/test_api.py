@@ -55,7 +55,7 @@ def test_roles_and_versions_are_those_a_real_server_advertises(fixture: str, rol
 
 def test_extensions_have_keys_of_their_own_and_clients_get_the_administrations_only() -> None:
     extensions = {key for key in ApiKey if key >= EXTENSION_KEY_MIN}
-    leases = {30020, 30021, 30022, 30030, 30031, 30032}
+    leases = {*range(30020, 30024), *range(30030, 30035)}
     producers = {*range(30040, 30044), 30046}
     for_clients = {*range(30010, 30015), 30016, 30050} | leases | producers
     assert extensions == {*range(30000, 30006), 30044, 30045, *for_clients}

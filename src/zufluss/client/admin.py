@@ -20,7 +20,12 @@ from zufluss.client.core.offsets import Position, places_of
 from zufluss.client.keyed import snapshots
 from zufluss.client.keyed.scan_info import KvScanInfo, end_kv_scans, list_kv_scans
 from zufluss.client.keyed.snapshots import KvSnapshotInfo, KvSnapshotMetadata
-from zufluss.client.lease.info import KvSnapshotLeaseInfo, leases_of
+from zufluss.client.lease.info import (
+    KvSnapshotLeaseInfo,
+    KvSnapshotLeaseUsages,
+    leases_of,
+    usages_of,
+)
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, IfLost, open_lease
 from zufluss.client.locations import (
     ClusterConfig,
@@ -398,6 +403,19 @@ class AsyncAdmin:
         """List all leases of key-value snapshots, or only `lease_id`, then with its snapshots."""
         request = m.ListKvSnapshotLeasesRequest(lease_id=lease_id)
         return leases_of(await self._ask(ApiKey.LIST_KV_SNAPSHOT_LEASES, request))
+
+    async def kv_snapshot_lease_usage(self) -> KvSnapshotLeaseUsages:
+        """Count the bytes that only leases keep, by table, owner and lease.
+
+        Files of the snapshots that are retained anyway are not counted, and shared files once.
+        """
+        request = m.GetKvSnapshotLeaseUsageRequest()
+        answers: list[m.GetKvSnapshotLeaseUsageResponse] = []
+        while True:
+            answers.append(await self._ask(ApiKey.GET_KV_SNAPSHOT_LEASE_USAGE, request))
+            if not answers[-1].HasField("next"):
+                return usages_of(answers)
+            request.after = answers[-1].next
 
     async def drop_kv_snapshot_lease(self, lease_id: str) -> None:
         """End a lease, even if somebody uses it. An unknown lease is no error."""

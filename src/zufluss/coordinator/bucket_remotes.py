@@ -216,6 +216,10 @@ class BucketRemotes:
         for buckets in tuple(self._tables.values()):
             yield from tuple(buckets.items())
 
+    def of_table(self, table_id: int) -> list[tuple[TableBucket, BucketRecord]]:
+        """The buckets of a table, of all partitions, with records that are not empty."""
+        return list(self._tables.get(table_id, {}).items())
+
     def of_owner(
         self, table_id: int, partition_id: int | None
     ) -> list[tuple[TableBucket, BucketRecord]]:

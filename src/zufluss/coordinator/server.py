@@ -61,6 +61,7 @@ from zufluss.coordinator.registration import Connect, Registrations
 from zufluss.coordinator.remote.held_drops import HeldDrops
 from zufluss.coordinator.remote.inventory import Inventory
 from zufluss.coordinator.remote.keeper import RemoteKeeper
+from zufluss.coordinator.remote.lease_usage import LeaseUsageService
 from zufluss.coordinator.remote.location_service import LocationService
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.remote.sweep_service import SweepService
@@ -263,6 +264,11 @@ class Coordinator:
         services.attach(LakeService(self.lake, self.image))
         services.attach(self.remote.service())
         services.attach(LeaseService(self.leases, self.image, self.authority))
+        services.attach(
+            LeaseUsageService(
+                self.image, self.remotes, self.remote.snapshots, self.leases.book, self.held_drops
+            )
+        )
         services.attach(ProducerService(self.producers, self.image))
         services.attach(self.producer_offsets)
         if self.registrations is not None:

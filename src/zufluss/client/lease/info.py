@@ -1,13 +1,13 @@
 """Leases of key-value snapshots as an administrator sees them.
 
-`AsyncAdmin.kv_snapshot_leases` returns these. `lease/lease.py` is the view of a reader that holds
-a lease.
+`AsyncAdmin.kv_snapshot_leases` and `kv_snapshot_lease_usage` return these. `lease/lease.py` is the
+view of a reader that holds a lease.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from zufluss.client.lease.wire import leased_of, revoked_of
 from zufluss.model.lease import LeasedSnapshot, Revoked
@@ -53,6 +53,84 @@ class KvSnapshotLeaseInfo:
     """Tables and partitions that were dropped, with their leased snapshots."""
     damage: str | None = None
     """Why the lease's record is unreadable; then it holds every snapshot until it is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSnapshotLeaseUsage:
+    """Bytes of files that only leases keep, because no retained snapshot has them."""
+
+    table_id: int
+    """The table's id."""
+    table: str | None
+    """`database.table`; None after the table was dropped."""
+    owner: str | None
+    """The owner of the leases; None without authentication, and in a sum over all owners."""
+    lease_id: str | None
+    """The lease; None in a sum over leases."""
+    held_bytes: int
+    """Bytes of files that these leases keep, maybe together with others; each file once."""
+    freed_bytes: int
+    """Bytes of the files that no other lease keeps: those that a drop of these leases frees."""
+    uncounted_snapshots: int
+    """Snapshots whose files are not counted, because their list could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSnapshotLeaseUsages:
+    """What leases cost, by table, by owner and by lease."""
+
+    tables: tuple[KvSnapshotLeaseUsage, ...]
+    """One for each table."""
+    owners: tuple[KvSnapshotLeaseUsage, ...]
+    """One for each owner in each table."""
+    leases: tuple[KvSnapshotLeaseUsage, ...]
+    """One for each lease in each table."""
+
+    def of_lease(self, lease_id: str) -> tuple[int, int]:
+        """The bytes that a lease keeps, and those that dropping it frees."""
+        rows = [row for row in self.leases if row.lease_id == lease_id]
+        return sum(row.held_bytes for row in rows), sum(row.freed_bytes for row in rows)
+
+
+def usages_of(answers: Sequence[m.GetKvSnapshotLeaseUsageResponse]) -> KvSnapshotLeaseUsages:
+    """The sums of all answers."""
+    return KvSnapshotLeaseUsages(
+        _summed(row for answer in answers for row in answer.tables),
+        _summed(row for answer in answers for row in answer.owners),
+        _summed(row for answer in answers for row in answer.leases),
+    )
+
+
+def _summed(messages: Iterable[m.PbLeaseUsage]) -> tuple[KvSnapshotLeaseUsage, ...]:
+    sums: dict[tuple[int, str | None, str | None], KvSnapshotLeaseUsage] = {}
+    for message in messages:
+        row = _usage(message)
+        key = row.table_id, row.owner, row.lease_id
+        before = sums.get(key)
+        if before is not None:
+            row = replace(
+                row,
+                held_bytes=row.held_bytes + before.held_bytes,
+                freed_bytes=row.freed_bytes + before.freed_bytes,
+                uncounted_snapshots=row.uncounted_snapshots + before.uncounted_snapshots,
+            )
+        sums[key] = row
+    rows = sums.values()
+    return tuple(
+        sorted(rows, key=lambda row: (row.table or "", row.owner or "", row.lease_id or ""))
+    )
+
+
+def _usage(message: m.PbLeaseUsage) -> KvSnapshotLeaseUsage:
+    return KvSnapshotLeaseUsage(
+        message.table_id,
+        message.table if message.HasField("table") else None,
+        message.owner if message.HasField("owner") else None,
+        message.lease_id if message.HasField("lease_id") else None,
+        message.held_bytes,
+        message.freed_bytes,
+        message.uncounted_snapshots,
+    )
 
 
 def leases_of(response: m.ListKvSnapshotLeasesResponse) -> list[KvSnapshotLeaseInfo]:

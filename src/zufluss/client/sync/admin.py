@@ -38,6 +38,7 @@ class Admin(Facade[AsyncAdmin]):
     kv_snapshot_metadata = waits(AsyncAdmin.kv_snapshot_metadata)
     kv_snapshot_lease = opens(AsyncAdmin.kv_snapshot_lease, KvSnapshotLease)
     kv_snapshot_leases = waits(AsyncAdmin.kv_snapshot_leases)
+    kv_snapshot_lease_usage = waits(AsyncAdmin.kv_snapshot_lease_usage)
     drop_kv_snapshot_lease = waits(AsyncAdmin.drop_kv_snapshot_lease)
     list_kv_scans = waits(AsyncAdmin.list_kv_scans)
     end_kv_scans = waits(AsyncAdmin.end_kv_scans)

@@ -354,6 +354,10 @@ class KvSnapshots:
         buckets = self._remotes.of_owner(table_id, partition_id)
         return {b.bucket_id: record.snapshots for b, record in buckets if record.snapshots}
 
+    def newest(self, handles: Sequence[SnapshotHandle]) -> Sequence[SnapshotHandle]:
+        """Those of a bucket's snapshots that are kept without any lease."""
+        return handles[-self._retained :]
+
     async def files(self, bucket: TableBucket, record: BucketRecord) -> set[tuple[int, str]]:
         """Location and path of every file of the kept snapshots of a record."""
         files = {(h.metadata_location, h.metadata_path) for h in record.snapshots}

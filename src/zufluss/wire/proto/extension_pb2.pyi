@@ -1467,6 +1467,109 @@ class PbLeaseTable(_message.Message):
 Global___PbLeaseTable: _TypeAlias = PbLeaseTable  # noqa: Y015
 
 @_typing.final
+class GetKvSnapshotLeaseUsageRequest(_message.Message):
+    """GET_KV_SNAPSHOT_LEASE_USAGE (30023): files that only leases keep, some buckets in each answer.
+    The sums of all answers are the result.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    """`next` of the answer before; absent: from the beginning"""
+    def __init__(
+        self,
+        *,
+        after: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetKvSnapshotLeaseUsageRequest: _TypeAlias = GetKvSnapshotLeaseUsageRequest  # noqa: Y015
+
+@_typing.final
+class GetKvSnapshotLeaseUsageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLES_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    next: _builtins.str
+    """absent: this was the last answer"""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLeaseUsage]: ...
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLeaseUsage]:
+        """of each owner in each table"""
+
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLeaseUsage]:
+        """of each lease in each table"""
+
+    def __init__(
+        self,
+        *,
+        tables: _abc.Iterable[Global___PbLeaseUsage] | None = ...,
+        owners: _abc.Iterable[Global___PbLeaseUsage] | None = ...,
+        leases: _abc.Iterable[Global___PbLeaseUsage] | None = ...,
+        next: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "next", b"next", "owners", b"owners", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetKvSnapshotLeaseUsageResponse: _TypeAlias = GetKvSnapshotLeaseUsageResponse  # noqa: Y015
+
+@_typing.final
+class PbLeaseUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_FIELD_NUMBER: _builtins.int
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    UNCOUNTED_SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.int
+    table: _builtins.str
+    """database.table, absent if it was dropped"""
+    owner: _builtins.str
+    """of owners and leases; absent: made without authentication"""
+    lease_id: _builtins.str
+    """of leases"""
+    held_bytes: _builtins.int
+    """of files that leases keep and no retained snapshot has"""
+    freed_bytes: _builtins.int
+    """of those that no other owner or lease keeps"""
+    uncounted_snapshots: _builtins.int
+    """whose list of files could not be read"""
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.int | None = ...,
+        table: _builtins.str | None = ...,
+        owner: _builtins.str | None = ...,
+        lease_id: _builtins.str | None = ...,
+        held_bytes: _builtins.int | None = ...,
+        freed_bytes: _builtins.int | None = ...,
+        uncounted_snapshots: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["freed_bytes", b"freed_bytes", "held_bytes", b"held_bytes", "lease_id", b"lease_id", "owner", b"owner", "table", b"table", "table_id", b"table_id", "uncounted_snapshots", b"uncounted_snapshots"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed_bytes", b"freed_bytes", "held_bytes", b"held_bytes", "lease_id", b"lease_id", "owner", b"owner", "table", b"table", "table_id", b"table_id", "uncounted_snapshots", b"uncounted_snapshots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbLeaseUsage: _TypeAlias = PbLeaseUsage  # noqa: Y015
+
+@_typing.final
 class OpenKvSnapshotRequest(_message.Message):
     """---- Pins: the state of primary-key buckets at one moment, held for scans
 
