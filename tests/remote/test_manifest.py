@@ -20,9 +20,12 @@ FIXTURE = next((FIXTURES / "remote-log" / "0" / "metadata").glob("*.manifest"))
 INT64 = st.integers(0, 2**63 - 1)
 
 
-def segment(start: int, end: int, location_id: int = 1, size: int = 10) -> RemoteSegment:
+def segment(
+    start: int, end: int, location_id: int = 1, size: int = 10, lost_before: int = 0
+) -> RemoteSegment:
     files = [RemoteFile(location_id, f"log/db/t-1/0/x/{start}.{name}", size, 7) for name in FILES]
-    return RemoteSegment(f"id-{start}", start, end, 1_700_000_000_000 + end, *files)
+    timestamp = 1_700_000_000_000 + end
+    return RemoteSegment(f"id-{start}", start, end, timestamp, *files, lost_before=lost_before)
 
 
 def manifest(*segments: RemoteSegment, partition: bool = False) -> LogManifest:
@@ -76,12 +79,18 @@ def test_a_manifest_of_fluss_does_not_say_where_its_files_are() -> None:
 @st.composite
 def manifests(draw: st.DrawFn) -> LogManifest:
     offsets = sorted(draw(st.sets(INT64, min_size=2, max_size=6)))
-    segments = []
+    segments: list[RemoteSegment] = []
+    before = offsets[0]
     for start, end in pairwise(offsets):
+        if segments and draw(st.booleans()):
+            continue  # the records of this range were lost
         location_id = draw(st.integers(1, 9))
         files = [RemoteFile(location_id, f"log/{x}", draw(INT64), draw(INT64)) for x in FILES]
         timestamp = draw(st.integers(-1, 2**62))
-        segments.append(RemoteSegment(draw(st.text()), start, end, timestamp, *files))
+        lost = start - before
+        segment_id = draw(st.text())
+        segments.append(RemoteSegment(segment_id, start, end, timestamp, *files, lost_before=lost))
+        before = end
     path = PhysicalTablePath("db", "t", draw(st.none() | st.just("2026$eu")))
     bucket = TableBucket(draw(INT64), None if path.partition is None else draw(INT64), 0)
     return LogManifest(path, bucket, tuple(segments))
@@ -108,7 +117,32 @@ def test_a_segment_that_does_not_continue_the_last_is_refused() -> None:
             manifest(segment(0, 5)).appended(segment(start, 9))
 
 
+def test_a_manifest_knows_the_records_that_were_lost_between_its_segments() -> None:
+    whole = [segment(0, 5), segment(9, 12, lost_before=4), segment(12, 20)]
+    found = manifest()
+    for each in whole:
+        found = found.appended(each)
+    assert found.losses == [(5, 8)]
+    assert found.without(1).losses == []
+    assert LogManifest.from_json(found.without(1).to_json()) == found.without(1)
+    for lost in (0, 3, 5):
+        with pytest.raises(ValueError, match="does not continue 20"):
+            found.appended(segment(24, 25, lost_before=lost))
+
+
+@pytest.mark.parametrize(
+    ("end", "starts"),
+    [(5, [0]), (4, [0]), (8, []), (9, []), (10, [9]), (20, [9, 12]), (13, [9, 12]), (21, [])],
+)
+def test_segments_that_reach_an_offset_begin_behind_the_last_loss(
+    end: int, starts: list[int]
+) -> None:
+    found = manifest(segment(0, 5), segment(9, 12, lost_before=4), segment(12, 20))
+    assert [s.start_offset for s in found.unbroken(end)] == starts
+
+
 FIRST = ("remote_log_segments", 0)
+SECOND = ("remote_log_segments", 1)
 LOG = (*FIRST, "files", "log")
 
 
@@ -133,6 +167,9 @@ LOG = (*FIRST, "files", "log")
         ((*FIRST, "location_id"), "1"),
         ((*FIRST, "location_id"), None),
         ((*FIRST, "files"), {}),
+        ((*FIRST, "lost_before"), -1),
+        ((*SECOND, "lost_before"), 1),
+        ((*SECOND, "start_offset"), 6),
         (LOG, None),
         ((*LOG, "path"), "/etc/passwd"),
         ((*LOG, "path"), "log/../../x"),

@@ -97,9 +97,9 @@ class Remote(Tablet):
         request = fetch_request(bucket, offset=offset, max_wait_ms=200, **options)
         return await connection.fetched(connection.send(self.server.fetch.handle, request))
 
-    async def read_all(self, bucket: int = 0) -> list[int]:
+    async def read_all(self, bucket: int = 0, start: int | None = None) -> list[int]:
         """The base offsets of all batches, as a reader finds them."""
-        offset, found = self.replica(bucket).start_offset, list[int]()
+        offset, found = self.replica(bucket).start_offset if start is None else start, list[int]()
         while offset < self.replica(bucket).log.high_watermark:
             answer = await self.fetched(offset, bucket)
             assert answer.error_code == 0, answer.error_message
@@ -124,9 +124,9 @@ class Remote(Tablet):
         parts[0] = parts[0][info.first_start_pos :]
         return b"".join(parts)
 
-    async def list_offset(self, kind: int, timestamp: int | None = None) -> Any:
+    async def list_offset(self, kind: int, timestamp: int | None = None, **ours: bool) -> Any:
         request = m.ListOffsetsRequest(
-            follower_server_id=-1, offset_type=kind, table_id=TABLE, bucket_id=[0]
+            follower_server_id=-1, offset_type=kind, table_id=TABLE, bucket_id=[0], **ours
         )
         if timestamp is not None:
             request.startTimestamp = timestamp
@@ -615,17 +615,86 @@ async def test_a_lost_log_gives_no_offset_again_that_the_lake_has(tmp_path: Path
         assert (await tablet.fetched(uploaded - 1)).error_code == 0
         assert "lost" not in (await tablet.fetched(10**6)).error_message
 
+
+@asynccontextmanager
+async def after_a_loss(root: Path, **properties: str) -> AsyncIterator[Remote]:
+    """A log whose offsets 27 to 32 are lost, with uploaded segments before and behind."""
+    gateway = Gateway()
+    properties = {
+        "table.datalake.enabled": "true", "table.log.tiered.local-segments": "1", **properties
+    }  # fmt: skip
+    options: dict[str, Any] = {"buckets": 1, "gateway": gateway, "properties": properties}
+    async with serving(root, **options) as tablet:
         await tablet.write(12)
+        await tablet.round()
+        assert gateway.commits[-1].end_offset == 27
+    gateway.lake_offsets[TableBucket(TABLE, None, 0)] = 33
+    (root / "data" / "db").rename(root / "lost")
+    async with serving(root, **options) as tablet:
+        tablet.now_ms += 100_000
+        await tablet.write(12)
+        await tablet.round()
+        assert gateway.commits[-1].end_offset > 33
+        assert tablet.replica().log.log_start_offset > 33
+    async with serving(root, **options) as tablet:
+        tablet.now_ms += 200_000
+        await tablet.round()
+        yield tablet
+
+
+async def read_behind(tablet: Remote, offset: int) -> None:
+    """Assert that readers find every offset but the lost ones."""
+    lost = await tablet.fetched(offset)
+    assert lost.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
+    assert "27 to 32 were lost with a disk; read on at offset 33" in lost.error_message
+    assert await tablet.read_all(start=33) == list(range(33, 69, ROWS))
+    before = await tablet.fetched(0)
+    segments = before.remote_log_fetch_info.remote_log_segments
+    assert segments[-1].remote_log_end_offset <= 27
+
+
+async def test_a_log_is_uploaded_and_read_behind_lost_records(tmp_path: Path) -> None:
+    async with after_a_loss(tmp_path) as tablet:
         remote = tablet.replica().remote
         assert remote is not None
-        await tablet.round()
-        assert (remote.failures, remote.start_offset) == (1, 0), "there is a hole"
-        tiered = LakeOffsets(TableBucket(TABLE, None, 0), 1, 1000, (1,))
+        assert (remote.start_offset, remote.losses) == (0, [(27, 32)])
+        for offset in (27, 32):
+            await read_behind(tablet, offset)
+        assert (await tablet.list_offset(EARLIEST)).offset == 0
+        assert (await tablet.list_offset(EARLIEST, unbroken=True)).offset == 33
+        assert tablet.replica().row_count() == 27 + 36
+        data = await tablet.server.service._last_rows(tablet.replica(), 69 - 24)
+        bases = [header.base_offset for _, header in iter_headers(data)]
+        assert [base for base in bases if base >= 24] == [24, *range(33, 69, ROWS)]
+
+
+async def test_segments_behind_a_loss_leave_a_drained_location(tmp_path: Path) -> None:
+    async with after_a_loss(tmp_path) as tablet:
+        remote = tablet.replica().remote
+        assert remote is not None
+        for location_id in (1, 2):
+            tablet.set_state(location_id, AdminState.DRAINING)
+        for _ in range(len(remote.manifest.segments)):
+            await tablet.round()
+        assert {s.location_id for s in remote.manifest.segments} == {3}
+        assert remote.losses == [(27, 32)]
+        await read_behind(tablet, 30)
+
+
+async def test_a_loss_is_forgotten_when_the_segments_before_it_have_expired(
+    tmp_path: Path,
+) -> None:
+    async with after_a_loss(tmp_path, **{"table.log.ttl": "150s"}) as tablet:
+        remote = tablet.replica().remote
+        assert remote is not None
+        tiered = LakeOffsets(TableBucket(TABLE, None, 0), 1, 69, (1,))
         await tablet.server.notify_lake_offsets([tiered])
-        tablet.now_ms += 2 * 3600 * 1000
         await tablet.round()
-        assert remote.failures == 0
-        assert remote.copied_to > 33, "what was before has expired"
+        assert remote.losses == []
+        assert remote.start_offset is None or remote.start_offset >= 33
+        start = (await tablet.list_offset(EARLIEST)).offset
+        assert (await tablet.list_offset(EARLIEST, unbroken=True)).offset == start >= 33
+        assert "27 to 32" not in (await tablet.fetched(27)).error_message
 
 
 async def test_a_log_whose_end_is_lost_is_not_copied_over_the_remote_one(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="POSITION",
-        help="earliest, latest, a time (ISO 8601 or epoch ms), `offset:N` for every bucket, "
-        "or `offset:BUCKET=N,BUCKET=N`.",
+        help="earliest, latest, unbroken (behind the last records that a lost disk took), a time "
+        "(ISO 8601 or epoch ms), `offset:N` for every bucket, or `offset:BUCKET=N,BUCKET=N`.",
     ),
 ]
 LimitOption = Annotated[

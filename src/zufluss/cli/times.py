@@ -8,10 +8,11 @@ from typing import Final, Literal
 import typer
 
 EARLIEST: Final = "earliest"
+UNBROKEN: Final = "unbroken"
 LATEST: Final = "latest"
 
-Position = Literal["earliest", "latest"] | int
-"""The beginning or end of a log, or epoch milliseconds."""
+Position = Literal["earliest", "unbroken", "latest"] | int
+"""The beginning or end of a log, the end of its last loss, or epoch milliseconds."""
 
 
 def iso_time(epoch_ms: int) -> str:
@@ -28,8 +29,8 @@ def parse_time_ms(text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a point in time; allowed: earliest, latest, epoch milliseconds, "
-            "or ISO 8601 such as 2026-01-31T08:00:00Z"
+            f"{text!r} is not a point in time; allowed: earliest, unbroken, latest, epoch "
+            "milliseconds, or ISO 8601 such as 2026-01-31T08:00:00Z"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
@@ -37,7 +38,9 @@ def parse_time_ms(text: str) -> int:
 
 
 def parse_position(text: str) -> Position:
-    """Parse `earliest`, `latest` or a time to a position of the client."""
+    """Parse `earliest`, `unbroken`, `latest` or a time to a position of the client."""
     if text == EARLIEST:
         return EARLIEST
+    if text == UNBROKEN:
+        return UNBROKEN
     return LATEST if text == LATEST else parse_time_ms(text)

@@ -298,11 +298,12 @@ class AsyncAdmin:
         partition: Partition | None = None,
         buckets: Iterable[int] | None = None,
     ) -> dict[int, int]:
-        """Return an offset per bucket: at `"earliest"`, at `"latest"`, or at a time.
+        """Return an offset per bucket: at `"earliest"`, `"unbroken"`, `"latest"`, or at a time.
 
-        `"latest"` is the offset of the next record. A time is a datetime (UTC unless it has a
-        zone) or epoch milliseconds; its offset is that of the first record of that time or later.
-        A partitioned table needs a `partition`.
+        `"latest"` is the offset of the next record; `"unbroken"` the first offset from which on no
+        record was lost with a disk, mostly the same as `"earliest"`. A time is a datetime (UTC
+        unless it has a zone) or epoch milliseconds; its offset is that of the first record of that
+        time or later. A partitioned table needs a `partition`.
 
         >>> await admin.list_offsets("fluss.events", "latest")  # doctest: +SKIP
         {0: 17, 1: 0}

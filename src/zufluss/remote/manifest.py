@@ -7,9 +7,10 @@ changed; the coordinator knows the current one of each bucket.
 |---|---|
 | `version` | 1 |
 | `database`, `table`, `partition_name`, `table_id`, `partition_id`, `bucket_id` | the bucket; the fields of the partition only if there is one |
-| `remote_log_segments` | a list by offset, without holes, of |
+| `remote_log_segments` | a list by offset, of |
 | … `segment_id`, `start_offset`, `end_offset`, `max_timestamp`, `size_in_bytes` | the segment; the end is exclusive |
 | … `location_id` | ours: the location of its files |
+| … `lost_before` | ours: the number of records between this segment and the one before it that were lost with a disk; absent without a loss |
 | … `files` | ours: of `log`, `index`, `timeindex`, `writer_snapshot` each `path`, `size`, `crc32c` |
 | `zufluss_crc32c` | ours: the checksum of the rest (`seal.py`) |
 """  # noqa: E501 - a table row does not wrap
@@ -17,8 +18,9 @@ changed; the coordinator knows the current one of each bucket.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zufluss.errors import CorruptRecordError
@@ -49,6 +51,8 @@ class RemoteSegment:
     index: RemoteFile
     timeindex: RemoteFile
     writer_snapshot: RemoteFile
+    lost_before: int = field(default=0, kw_only=True)
+    """Records between the segment before and this one; they were lost with a disk."""
 
     @property
     def location_id(self) -> int:
@@ -69,7 +73,7 @@ class LogManifest:
     """The table or partition."""
     bucket: TableBucket
     segments: tuple[RemoteSegment, ...] = ()
-    """In the order of offsets; each begins where the one before ends."""
+    """In the order of offsets. Each begins where the one before ends, or after a declared loss."""
 
     @property
     def start_offset(self) -> int | None:
@@ -86,11 +90,33 @@ class LogManifest:
         """All files of all segments."""
         return [file for segment in self.segments for file in segment.files]
 
+    @property
+    def losses(self) -> list[tuple[int, int]]:
+        """The first and the last lost offset of each loss between two segments."""
+        return [
+            (s.start_offset - s.lost_before, s.start_offset - 1)
+            for s in self.segments[1:]
+            if s.lost_before
+        ]
+
+    def unbroken(self, end: int) -> tuple[RemoteSegment, ...]:
+        """Return the last segments that begin below `end` and reach it without a loss."""
+        segments = self.segments[: bisect_left(self.segments, end, key=lambda s: s.start_offset)]
+        if not segments or segments[-1].end_offset < end:
+            return ()
+        first = len(segments) - 1
+        while first > 0 and not segments[first].lost_before:
+            first -= 1
+        return segments[first:]
+
     def appended(self, segment: RemoteSegment) -> LogManifest:
         """Return the manifest with one more segment at the end."""
         end = self.end_offset
-        if end is not None and segment.start_offset != end:
-            raise ValueError(f"segment at {segment.start_offset} does not continue {end}")
+        if end is not None and segment.start_offset != end + segment.lost_before:
+            raise ValueError(
+                f"segment at {segment.start_offset} does not continue {end} after a loss of "
+                f"{segment.lost_before} records"
+            )
         return replace(self, segments=(*self.segments, segment))
 
     def without(self, count: int) -> LogManifest:
@@ -134,6 +160,7 @@ def _segment_object(segment: RemoteSegment) -> dict[str, Any]:
         "max_timestamp": segment.max_timestamp,
         "size_in_bytes": segment.log.size,
         "location_id": segment.location_id,
+        **({"lost_before": segment.lost_before} if segment.lost_before else {}),
         "files": {
             name: {"path": file.path, "size": file.size, "crc32c": file.crc32c}
             for name, file in zip(FILES, segment.files, strict=True)
@@ -171,6 +198,7 @@ def _segment(source: Mapping[str, Any]) -> RemoteSegment:
         end,
         _timestamp(source["max_timestamp"]),
         *(file_of(source["files"][name], location_id) for name in FILES),
+        lost_before=number(source.get("lost_before", 0)),
     )
 
 

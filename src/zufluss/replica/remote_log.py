@@ -1,7 +1,8 @@
 """The part of a bucket's log in remote storage, and how readers get to it.
 
 A log is one range of offsets in up to two places that overlap: remote storage has it up to some
-closed segment, this server has it from some segment on. Records on this server are served from
+closed segment, this server has it from some segment on. After a lost disk, records between two
+remote segments, or between the two places, may be lost. Records on this server are served from
 here. For older records a reader gets the names of the remote segments, and reads them itself.
 
 The manifest lists the segments of the remote part; the coordinator knows which manifest is
@@ -137,6 +138,17 @@ class RemoteLog:
         start, end = self.range
         return end if start < end else None
 
+    @property
+    def losses(self) -> list[tuple[int, int]]:
+        """The first and the last offset of each range of records that a lost disk took."""
+        if not self.loaded:
+            raise self._not_read()
+        losses, end = self.manifest.losses, self.manifest.end_offset
+        here = self.log.log_start_offset
+        if end is not None and end < here:
+            losses.append((end, here - 1))
+        return losses
+
     def _not_read(self) -> ZuflussError:
         if self.problem is not None:
             return self.problem
@@ -152,14 +164,10 @@ class RemoteLog:
             raise self._not_read()
         segments = self.manifest.segments
         i = bisect_right(segments, offset, key=lambda s: s.start_offset) - 1
-        if segments and segments[-1].end_offset <= offset < self.log.log_start_offset:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} of {self.log}: the records {segments[-1].end_offset} to "
-                f"{self.log.log_start_offset - 1} were lost with a disk; read on at offset "
-                f"{self.log.log_start_offset}. A scan of a primary-key table has the rows that its "
-                f"last snapshot had, a union read those that the lake had"
-            )
         if i < 0 or offset >= segments[i].end_offset:
+            for first, last in self.losses:
+                if first <= offset <= last:
+                    raise OffsetOutOfRangeError(_lost(self.log, offset, first, last))
             here = f"{self.log.log_start_offset} to {self.log.high_watermark}"
             there = f"{segments[0].start_offset} to {segments[-1].end_offset}" if segments else "-"
             raise OffsetOutOfRangeError(
@@ -169,15 +177,19 @@ class RemoteLog:
         return i, segments[i]
 
     def segments_from(self, offset: int) -> Sequence[RemoteSegment]:
-        """The segment with `offset` and those after it, of one location and not held here."""
+        """The segment with `offset` and those after it, of one location and not held here.
+
+        They end at a loss, so that a reader asks for the lost records and gets the error.
+        """
         i, first = self.segment_of(offset)
         here = self.log.log_start_offset
-        return list(
-            takewhile(
-                lambda s: s.location_id == first.location_id and s.start_offset < here,
-                self.manifest.segments[i : i + SEGMENTS_MAX],
-            )
+        further = takewhile(
+            lambda s: (
+                s.location_id == first.location_id and s.start_offset < here and not s.lost_before
+            ),
+            self.manifest.segments[i + 1 : i + SEGMENTS_MAX],
         )
+        return [first, *further]
 
     def fetch_info(self, offset: int) -> m.PbRemoteLogFetchInfo:
         """The remote segments and the position from which to read `offset`, not held here.
@@ -229,14 +241,28 @@ class RemoteLog:
         return None
 
     async def batches_below(self, end: int, offset: int, bytes_max: int) -> list[bytes] | None:
-        """The batches from the one that has `offset` up to `end`; None if they are too large."""
+        """The batches from the one that has `offset` up to `end`; None if they are too large.
+
+        Lost records are left out.
+        """
+        if not self.loaded:
+            raise self._not_read()
         batches: list[bytes] = []
-        while offset < end:
-            _, segment = self.segment_of(offset)
-            data = await self.indexes.batches(segment, offset, bytes_max)
+        for segment in self.manifest.segments:
+            if segment.end_offset <= offset or segment.start_offset >= end:
+                continue
+            start = max(offset, segment.start_offset)
+            data = await self.indexes.batches(segment, start, bytes_max)
             if data is None:
                 return None
             bytes_max -= len(data)
             batches.append(data)
-            offset = segment.end_offset
         return batches
+
+
+def _lost(log: Log, offset: int, first: int, last: int) -> str:
+    return (
+        f"offset {offset} of {log}: the records {first} to {last} were lost with a disk; read on "
+        f"at offset {last + 1}. A scan of a primary-key table has the rows that its last snapshot "
+        "had, a union read those that the lake had"
+    )

@@ -294,6 +294,22 @@ class Replica:
         return here if there is None else min(here, there)
 
     @property
+    def unbroken_offset(self) -> int:
+        """The first offset from which on no record of the log was lost with a disk.
+
+        Raises a retriable `ZuflussError` while the remote part is not known.
+        """
+        if self.remote is None or self.log.log_start_offset == 0:
+            return self.log.log_start_offset
+        losses = self.remote.losses
+        return losses[-1][1] + 1 if losses else self.start_offset
+
+    def _lost_records(self) -> int:
+        if self.remote is None or self.log.log_start_offset == 0:
+            return 0
+        return sum(last + 1 - first for first, last in self.remote.losses)
+
+    @property
     def tablet(self) -> KvTablet:
         """The key-value state of a bucket that has one."""
         assert self.kv is not None
@@ -305,7 +321,7 @@ class Replica:
         Raises `InvalidTableError` for a table whose rows are not counted.
         """
         if self.kv is None:
-            return self.log.high_watermark - self.start_offset
+            return self.log.high_watermark - self.start_offset - self._lost_records()
         count = self.kv.row_count
         if count is None:
             raise InvalidTableError(

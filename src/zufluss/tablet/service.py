@@ -76,6 +76,8 @@ class TabletService:
                 await asyncio.get_running_loop().run_in_executor(self._readers, cold.load)
 
     def _offset_finder(self, request: m.ListOffsetsRequest) -> Callable[[Replica], int]:
+        if request.offset_type == EARLIEST and request.unbroken:
+            return lambda replica: replica.unbroken_offset
         if request.offset_type == EARLIEST:
             return lambda replica: replica.start_offset
         if request.offset_type == LATEST:

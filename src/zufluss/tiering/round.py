@@ -37,6 +37,7 @@ from typing import Any, Final
 
 import structlog
 
+from zufluss.client.core.offsets import Position
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.lease import KvSnapshotLease
 from zufluss.client.tiering import TieringClient, TieringLease
@@ -315,7 +316,8 @@ class TieringRound:
         offsets = {} if known is None else known.offsets
         begins = ends
         if any(offsets.get(bucket, 0) != end for bucket, end in ends.items()):
-            begins = self._admin.list_all_offsets(self._path, "earliest")
+            at: Position = "unbroken" if first.has_primary_key else "earliest"
+            begins = self._admin.list_all_offsets(self._path, at)
         ends = {bucket: end for bucket, end in ends.items() if bucket in begins}
         keyed = first.has_primary_key
         state = TieringInput(self._path, keyed, partitions, known, ends, begins)

@@ -26,8 +26,9 @@ runs, so newer ones do not replace it.
 A log split has a maximum number of records; the next round reads the rest.
 
 Retention keeps records that are not tiered, so a log begins after t only if tiering was off for
-longer than `table.log.ttl`. A log table then continues behind a *hole*: its split may have no
-records at all, so that the next round and union reads start behind the hole.
+longer than `table.log.ttl`, or if a lost disk took changes of a primary-key table. A log table then
+continues behind a *hole*: its split may have no records at all, so that the next round and union
+reads start behind the hole.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ class TieringInput:
     ends: Mapping[TableBucket, int]
     """The high watermark of every bucket."""
     begins: Mapping[TableBucket, int]
-    """The first offset that the log of every bucket still has."""
+    """The first offset that the log of every bucket still has. A changelog begins behind its last
+    loss (`docs/remote-storage.md`): what remote storage has from before cannot be continued."""
     kv_snapshots: Mapping[TableBucket, BucketSnapshot] = field(default_factory=dict)
     """The newest key-value snapshot, of buckets that have one."""
 
@@ -279,8 +281,9 @@ def _too_short(path: TablePath, bucket: TableBucket, tiered: int, end: int) -> s
 def _lost_changes(path: TablePath, bucket: TableBucket, tiered: int, begin: int) -> str:
     return (
         f"{path}, {bucket}: records {tiered} to {begin - 1} are neither in the lake nor in the log "
-        "any more: table.log.ttl removed these changes while the table was not tiered, and rows "
-        "that they changed would be wrong in the lake for ever. A key-value snapshot stands for "
+        "any more: table.log.ttl removed these changes while the table was not tiered, or they "
+        "were lost with a disk. Rows that they changed would be wrong in the lake for ever. A "
+        "key-value snapshot stands for "
         "them only where the lake has nothing of the bucket, and if there is one. Restore the log; "
         "or set table.datalake.enabled=false and leave the lake as it is; or drop and re-create "
         "the table"

@@ -207,6 +207,30 @@ async def test_writers_are_known_as_the_snapshot_has_them_when_it_is_beyond_the_
         assert log.writers.last_timestamp <= log.last_timestamp
 
 
+async def test_a_changelog_goes_on_behind_lost_changes_and_is_never_replayed_across_them(
+    tmp_path: Path, gateway: Gateway
+) -> None:
+    options: dict[str, Any] = {"gateway": gateway, "conf": SMALL_SEGMENTS}
+    end = await beyond_the_remote_log(tmp_path, gateway)
+    async with keyed(tmp_path, LOCATIONS, **options) as tablet:
+        assert [await sent(tablet, sequence) for sequence in (13, 14)] == [1, 1]
+        tablet.replica().log.roll()
+        assert await copied_log(tablet) == 15
+        remote = tablet.replica().remote
+        assert remote is not None
+        assert remote.losses == [(4, end - 1)]
+        rows = await tablet.rows()
+        assert len(rows) == 15
+    lose(tmp_path, "log", "kv")
+    async with keyed(tmp_path, LOCATIONS, **options) as tablet:
+        assert await tablet.rows() == rows, "the snapshot, and the changes behind it"
+        assert tablet.replica().log.log_end_offset == 15
+    lose(tmp_path, "kv")
+    damage(tmp_path, gateway, gateway.snapshots[-1])
+    async with keyed(tmp_path, LOCATIONS, **options) as tablet:
+        assert f"its changelog begins at offset {end}" in refusal(tablet).message
+
+
 async def test_writers_are_those_of_the_snapshot_also_after_restarts_and_idle_snapshots(
     tmp_path: Path, gateway: Gateway
 ) -> None:

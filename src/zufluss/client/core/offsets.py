@@ -1,7 +1,9 @@
 """The offsets at which the buckets of a table begin, end, or stood at a time.
 
-A position is `"earliest"`, `"latest"`, or a time: epoch milliseconds or a `datetime`, which is UTC
-unless it has a time zone. `latest` is the high watermark: the offset of the next committed record.
+A position is `"earliest"`, `"unbroken"`, `"latest"`, or a time: epoch milliseconds or a `datetime`,
+which is UTC unless it has a time zone. `latest` is the high watermark: the offset of the next
+committed record. `unbroken` is the first offset from which on no record was lost with a disk: the
+same as `earliest`, unless a log continues behind a loss.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
-Position = Literal["earliest", "latest"] | int | dt.datetime
+Position = Literal["earliest", "unbroken", "latest"] | int | dt.datetime
 """A place in a log that the server translates into offsets."""
 
 LISTINGS_MAX: Final = 5
@@ -175,11 +177,12 @@ def _request(buckets: list[TableBucket], at: Position) -> m.ListOffsetsRequest:
         partition_id=buckets[0].partition_id,
         bucket_id=[bucket.bucket_id for bucket in buckets],
         startTimestamp=timestamp,
+        unbroken=True if at == "unbroken" else None,
     )
 
 
 def _kind(at: Position) -> tuple[int, int | None]:
-    if at == "earliest":
+    if at in ("earliest", "unbroken"):
         return _EARLIEST, None
     if at == "latest":
         return _LATEST, None
@@ -189,7 +192,8 @@ def _kind(at: Position) -> tuple[int, int | None]:
     if isinstance(at, int) and not isinstance(at, bool):
         return _TIMESTAMP, at
     raise InvalidTimestampError(
-        f"position {at!r} is none of 'earliest', 'latest', epoch milliseconds, a datetime"
+        f"position {at!r} is none of 'earliest', 'unbroken', 'latest', epoch milliseconds, a "
+        "datetime"
     )
 
 

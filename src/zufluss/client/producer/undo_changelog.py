@@ -52,7 +52,7 @@ async def undo_by_changelog(
     async with _UndoWriter(connection, info, producer) as writer:
         await writer.settle(places)
         ends = await list_offsets(connection, info, places, "latest")
-        starts = await list_offsets(connection, info, places, "earliest")
+        starts = await list_offsets(connection, info, places, "unbroken")
         for bucket, first in starts.items():
             _check_range(baseline.get(bucket, 0), first, ends[bucket], bucket)
         for place in places:

@@ -10,6 +10,7 @@ the log. Rows of one bucket come in order, buckets in the order of arrival.
 | start | meaning |
 |---|---|
 | `"earliest"`, `"latest"` | the first existing record; only records that arrive from now on |
+| `"unbroken"` | as `"earliest"`, or behind the last records that were lost with a disk |
 | epoch ms, `datetime` | the first record committed at or after that time |
 | `{bucket: offset}` | exactly these offsets, and no other buckets |
 

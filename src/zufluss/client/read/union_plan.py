@@ -31,7 +31,7 @@ from typing import Final
 
 from zufluss.client.core.catalog import Partition, lake_snapshot, list_partitions, table_info
 from zufluss.client.core.cluster import ClusterConnection, Path, as_path
-from zufluss.client.core.offsets import BucketPlace, list_offsets
+from zufluss.client.core.offsets import BucketPlace, Position, list_offsets
 from zufluss.config import table_options as t
 from zufluss.errors import (
     InvalidTableError,
@@ -196,8 +196,9 @@ async def _tail(
     if leaderless:
         names = {place.partition for place in leaderless}
         await connection.refresh_leaders(info, filter(None, names))
+    begin: Position = "unbroken" if info.has_primary_key else "earliest"
     first, end = await asyncio.gather(
-        list_offsets(connection, info, places, "earliest"),
+        list_offsets(connection, info, places, begin),
         list_offsets(connection, info, places, "latest"),
     )
     offsets = {} if lake is None else lake.offsets
@@ -214,7 +215,8 @@ def tail_range(
     if tiered is not None and first > tiered:
         raise OffsetOutOfRangeError(
             f"table {info.path}, {_text(place)}: the log begins at offset {first}, the lake ends "
-            f"at {tiered}; what lay between was removed by table.log.ttl before it was tiered. "
+            f"at {tiered}; what lay between was removed by table.log.ttl before it was tiered, or "
+            "lost with a disk. "
             'scan(source="lake") and scan(source="log") read what is left'
         )
     if tiered is not None and tiered > end:
@@ -226,8 +228,8 @@ def tail_range(
     if tiered is None and first > 0 and info.has_primary_key:
         raise OffsetOutOfRangeError(
             f"table {info.path}, {_text(place)}: its changelog begins at offset {first}, older "
-            "changes were removed by table.log.ttl, and nothing of the bucket is in the lake yet; "
-            "a union read works once it has been tiered"
+            "changes were removed by table.log.ttl or lost with a disk, and nothing of the bucket "
+            "is in the lake yet; a union read works once it has been tiered"
         )
     start = first if tiered is None else tiered
     return TailRange(place.bucket, place.partition, start, max(start, end))

@@ -11,7 +11,9 @@ its state, that directory was lost.
 A snapshot that cannot be read or has damaged files is skipped for an older one. If none is left and
 the changelog does not go back to the first row, the bucket is refused: serving it would hide rows.
 
-Records written after the last upload are lost with the disk; a hole is logged as an error. The
+Records written after the last upload are lost with the disk. If the log continues behind the end of
+its remote part, the range in between is logged as an error, and the next uploaded segment declares
+it in the manifest. Readers of that range get an error that names it. The
 restored writers belong to the offset at which the log continues: a retry of a restored batch is a
 duplicate, also if its part of the changelog is lost, and a retry of a lost batch is appended. A log
 table never reuses an offset that the lake has, because the new record would not be tiered.
@@ -114,7 +116,7 @@ class Restorer:
         writers, timestamp = await self._writers(remote, bucket)
         log.error(
             "log_restored", bucket=str(bucket), end=end, remote_end=remote_end,
-            lost=f"{remote_end} to {end}" if remote_end < end else None,
+            lost=f"{remote_end} to {end - 1}" if remote_end < end else None,
         )  # fmt: skip
         await asyncio.to_thread(self._logs.create_log_at, path, bucket, end, writers, timestamp)
 
@@ -195,10 +197,9 @@ class Restorer:
     def earlier(
         self, manifest: LogManifest | None, until: int, directory: Path
     ) -> EarlierChangelog | None:
-        """The remote part of a changelog up to an offset; None if it does not reach it."""
-        segments = [] if manifest is None else manifest.segments
-        needed = [s for s in segments if s.start_offset < until]
-        if not needed or needed[-1].end_offset < until:
+        """The remote part of a changelog without a loss up to an offset; None if there is none."""
+        needed = () if manifest is None else manifest.unbroken(until)
+        if not needed:
             return None
         fetched = FetchedSegments(
             self._storage, self._loop, self._files, directory / CHANGELOG_DIRECTORY

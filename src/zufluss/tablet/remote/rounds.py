@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -318,7 +318,8 @@ class RemoteRound:
         manifest, problem = self.remote.manifest, None
         for segment, end in segments:
             try:
-                manifest = manifest.appended(await self._copied(segment, end))
+                copied = await self._copied(segment, end)
+                manifest = manifest.appended(self._after_loss(manifest, copied))
             except (ZuflussError, *UNKNOWN) as e:
                 problem = e
                 break
@@ -342,16 +343,35 @@ class RemoteRound:
             )
 
     def _to_copy(self) -> list[tuple[Segment, int]]:
-        """Closed segments after the remote log; raises if they leave a hole."""
-        segments = self.replica.log.closed_from(self.remote.copied_to)
-        end = self.remote.manifest.end_offset
-        if segments and end is not None and segments[0][0].base_offset != end:
-            raise error(
-                ErrorCode.STORAGE_EXCEPTION,
-                f"{self.replica.log} goes on at offset {segments[0][0].base_offset}, but remote "
-                f"storage has it up to {end}: nothing is copied until what is there has expired",
-            )
+        """Closed segments after the remote log.
+
+        Raises if the next one does not continue the remote log, unless the records in between were
+        lost: then the log on this server begins with that segment (`restore.py`).
+        """
+        replica_log, end = self.replica.log, self.remote.manifest.end_offset
+        segments = replica_log.closed_from(self.remote.copied_to)
+        if segments and end is not None:
+            start = segments[0][0].base_offset
+            if start != end and not end < start == replica_log.log_start_offset:
+                raise error(
+                    ErrorCode.STORAGE_EXCEPTION,
+                    f"the next segment of {replica_log} begins at offset {start}, but remote "
+                    f"storage has the log up to {end}: nothing is copied",
+                )
         return segments
+
+    def _after_loss(self, manifest: LogManifest, segment: RemoteSegment) -> RemoteSegment:
+        """The segment, with the number of records that were lost before it."""
+        end = manifest.end_offset
+        if end is None or segment.start_offset == end:
+            return segment
+        log.error(
+            "remote_log_continues_after_loss",
+            log=str(self.replica.log),
+            first_offset=end,
+            last_offset=segment.start_offset - 1,
+        )
+        return replace(segment, lost_before=segment.start_offset - end)
 
     async def _copied(self, segment: Segment, end: int) -> RemoteSegment:
         expiry_ms = self.replica.log.config.writer_expiry_ms
@@ -433,7 +453,7 @@ class RemoteRound:
                 raise ObjectCorruptError(
                     self.storage.uri(after.location_id), after.path, "it changed while it was moved"
                 )
-        return copy
+        return replace(copy, lost_before=segment.lost_before)
 
     async def _delete_garbage(self) -> None:
         garbage, self.remote.garbage = self.remote.garbage, []

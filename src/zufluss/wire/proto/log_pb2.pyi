@@ -616,6 +616,7 @@ class ListOffsetsRequest(_message.Message):
     PARTITION_ID_FIELD_NUMBER: _builtins.int
     BUCKET_ID_FIELD_NUMBER: _builtins.int
     STARTTIMESTAMP_FIELD_NUMBER: _builtins.int
+    UNBROKEN_FIELD_NUMBER: _builtins.int
     follower_server_id: _builtins.int
     """-1 for a client"""
     offset_type: _builtins.int
@@ -624,6 +625,8 @@ class ListOffsetsRequest(_message.Message):
     partition_id: _builtins.int
     startTimestamp: _builtins.int
     """milliseconds, for offset_type 2"""
+    unbroken: _builtins.bool
+    """ours, with offset_type 0: the first offset after the last loss"""
     @_builtins.property
     def bucket_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -635,10 +638,11 @@ class ListOffsetsRequest(_message.Message):
         partition_id: _builtins.int | None = ...,
         bucket_id: _abc.Iterable[_builtins.int] | None = ...,
         startTimestamp: _builtins.int | None = ...,
+        unbroken: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["follower_server_id", b"follower_server_id", "offset_type", b"offset_type", "partition_id", b"partition_id", "startTimestamp", b"startTimestamp", "table_id", b"table_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["follower_server_id", b"follower_server_id", "offset_type", b"offset_type", "partition_id", b"partition_id", "startTimestamp", b"startTimestamp", "table_id", b"table_id", "unbroken", b"unbroken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "follower_server_id", b"follower_server_id", "offset_type", b"offset_type", "partition_id", b"partition_id", "startTimestamp", b"startTimestamp", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "follower_server_id", b"follower_server_id", "offset_type", b"offset_type", "partition_id", b"partition_id", "startTimestamp", b"startTimestamp", "table_id", b"table_id", "unbroken", b"unbroken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
