@@ -206,18 +206,26 @@ def kill_one_of(pid: int, rng: random.Random, what: str) -> bool:
     return True
 
 
+def await_note(driver: TieringProcess, journal: Path) -> None:
+    """Wait until the driver notes the beginning or end of a round, or is gone.
+
+    A limit on the time of one note finds a service that hangs. The time until a step is reached for
+    the 20th time has no limit: a round whose workers are killed waits for Spark to start Python
+    again, which takes 20 s on a busy machine.
+    """
+    seen = len(read_journal(journal))
+    wait_until(
+        lambda: len(read_journal(journal)) > seen or not driver.running,
+        f"for the next note of a round:\n{driver.log()}",
+    )
+
+
 def kill_in_mid_job(
     driver: TieringProcess, journal: Path, rng: random.Random, what: str, kills: int
 ) -> None:
     """SIGKILL for processes of the driver a moment after a round began, so many times at most."""
-    seen = 0
-
-    def went_on() -> bool:
-        return len(read_journal(journal)) > seen or not driver.running
-
     while kills and driver.running:
-        seen = len(read_journal(journal))
-        wait_until(went_on, f"for a round:\n{driver.log()}")
+        await_note(driver, journal)
         threading.Event().wait(rng.uniform(0, 0.2))
         kills -= kill_one_of(driver.pid, rng, what)
 
@@ -236,7 +244,8 @@ def test_spark_workers_and_then_the_whole_job_killed_leave_no_gap_and_no_duplica
         spark_driver(server.bootstrap, journal, conf_of(LOCAL), **order) as driver,
     ):
         kill_in_mid_job(driver, journal, rng, PYTHON_WORKER, rounds(1, 4))
-        wait_until(lambda: not driver.running, f"for its end at {step}:\n{driver.log()}")
+        while driver.running:
+            await_note(driver, journal)
         assert driver.wait() == -signal.SIGKILL, driver.log()
     print(f"{len(read_journal(journal))} notes of rounds, killed at {step}")
 
