@@ -33,7 +33,8 @@ import pytest
 
 from scripts.spark_classes import options as quick_java
 from zufluss.spark.setup.java import use_java
-from zufluss.spark.setup.session import missing_for_connect, session
+from zufluss.spark.setup.session import missing_for_connect
+from zufluss.spark.views import session
 from zufluss.testing.process import ReadyProcess
 
 if TYPE_CHECKING:

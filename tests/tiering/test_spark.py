@@ -34,9 +34,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    from zufluss.spark.setup.session import session
+    from zufluss.spark.setup.session import bare_session
 
-    made = session("tests", "local[2,4]")
+    made = bare_session("tests", "local[2,4]")
     yield made
     made.stop()
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zufluss.spark.read.table import table as table
-    from zufluss.spark.setup.session import session as session
     from zufluss.spark.views import register as register
     from zufluss.spark.views import register_views as register_views
+    from zufluss.spark.views import session as session
 
 __all__ = ["register", "register_views", "session", "table"]
 
 _HOMES = {
     "register": "zufluss.spark.views",
     "register_views": "zufluss.spark.views",
-    "session": "zufluss.spark.setup.session",
+    "session": "zufluss.spark.views",
     "table": "zufluss.spark.read.table",
 }
 

@@ -1,4 +1,8 @@
-"""Registers the format in a Spark session, and views of tables for plain SQL.
+"""Sessions with the format registered, and views of tables for plain SQL.
+
+Where zufluss is installed, Spark finds the format by itself (`pyspark_zufluss`). But Spark searches
+once per JVM, in a Python process; if that process fails, or another module named `pyspark_…` cannot
+be imported, the JVM knows no installed format until it ends. So `session` registers the format.
 
 `register` remembers the address twice: in the class that it registers, for relations, and in the
 settings of the session, for `zufluss.spark.table` and `register_views` on the driver.
@@ -10,12 +14,29 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from zufluss.spark.cluster import BOOTSTRAP_SETTING, client, known_bootstrap
-from zufluss.spark.setup.session import check_pyspark
+from zufluss.spark.setup.session import bare_session, check_pyspark
 from zufluss.spark.source_options import BOOTSTRAP, READ_FRESH, TABLE
 from zufluss.spark.types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def session(
+    app_name: str = "zufluss",
+    master: str | None = None,
+    conf: Mapping[str, Any] | None = None,
+) -> SparkSession:
+    """A Spark session that knows `format("fluss")`, on all cores here if `master` is not given.
+
+    `master` may be a Spark Connect address (`sc://host:port`), which needs `pyspark[connect]`; its
+    server has its own settings.
+
+    >>> spark = session(conf={"spark.sql.shuffle.partitions": 8})  # doctest: +SKIP
+    """
+    spark = bare_session(app_name, master, conf)
+    register(spark)
+    return spark
 
 
 def register(spark: SparkSession, bootstrap: str | None = None) -> None:

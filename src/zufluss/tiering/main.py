@@ -78,14 +78,14 @@ def run(options: TieringOptions, on_step: OnStep = no_step) -> int:
 
 def _runner(options: TieringOptions, stack: ExitStack) -> SparkRunner:
     """A Spark session that is ready for jobs."""
-    from zufluss.spark.setup.session import session
+    from zufluss.spark.setup.session import bare_session
 
     imports = import_driver()
     master = options.spark.get("spark.master")
     conf = dict(options.spark)
     if not _is_remote(options):
         conf.setdefault(DAEMON_KEY, DAEMON)
-    spark = session("zufluss tiering", master, conf)
+    spark = bare_session("zufluss tiering", master, conf)
     stack.callback(_stop, spark)
     runner = SparkRunner(spark)
     runner.warm_up()

@@ -115,6 +115,36 @@ def test_a_connect_address_without_its_packages_says_what_to_install():
     assert "pip install 'pyspark[connect]'" in done.stdout, done.stderr
 
 
+UNINSTALLED = """
+import zufluss.spark
+from zufluss.spark.setup.session import bare_session
+bare = bare_session("bare", "local[1]", {"spark.ui.enabled": False})
+spark = zufluss.spark.session()
+assert spark is bare or spark._jsparkSession.equals(bare._jsparkSession)
+for each in (spark, spark.newSession()):
+    try:
+        each.read.format("fluss").load("no.cluster")
+    except Exception as problem:
+        print("not found" if "DATA_SOURCE_NOT_FOUND" in str(problem) else "found")
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_the_session_knows_the_format_although_the_search_for_installed_ones_failed(
+    spark, tmp_path
+):
+    """A session of Spark itself has nothing but this search. Needs `spark` only for Java."""
+    broken = tmp_path / "pyspark_broken"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('not importable')")
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", UNINSTALLED]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == ["found", "not", "found"], done.stderr[-4000:]
+
+
 SUBMITTED = """
 import zufluss.spark
 spark = zufluss.spark.session("mine")

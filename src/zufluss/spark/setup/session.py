@@ -1,4 +1,7 @@
-"""`zufluss.spark.session`: a Spark session with suitable settings, on a Java that Spark supports.
+"""A Spark session with suitable settings, on a Java that Spark supports.
+
+`zufluss.spark.session` (`views.py`) gives users such a session with the format registered; the
+tiering service needs no format and uses the bare session.
 
 Settings of the user, `spark-submit` or `spark-defaults.conf` are never changed; `settings.py` lists
 the defaults for all others. An existing session is returned with `conf` applied, as
@@ -28,18 +31,10 @@ GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 """The environment variable of a driver that `spark-submit` started; its JVM runs already."""
 
 
-def session(
-    app_name: str = "zufluss",
-    master: str | None = None,
-    conf: Mapping[str, Any] | None = None,
+def bare_session(
+    app_name: str, master: str | None = None, conf: Mapping[str, Any] | None = None
 ) -> SparkSession:
-    """A Spark session, on all cores of this machine if `master` is not given.
-
-    `master` may be a Spark Connect address (`sc://host:port`), which needs `pyspark[connect]`; its
-    server has its own settings.
-
-    >>> spark = session(conf={"spark.sql.shuffle.partitions": 8})  # doctest: +SKIP
-    """
+    """A Spark session without our format; the arguments are those of `zufluss.spark.session`."""
     check_pyspark()
     from pyspark.sql import SparkSession
 
