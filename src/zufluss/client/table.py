@@ -202,6 +202,7 @@ class AsyncTable:
         at: Offsets | None = None,
         prefetch: int = 1,
         resume: bool = True,
+        cursor: str | None = None,
     ) -> AsyncLogScan | AsyncUnionScan | AsyncKvScan:
         """Describe what to read; nothing is read before the scan is used.
 
@@ -220,7 +221,8 @@ class AsyncTable:
 
         For the rows of a primary-key table, `at` reads the state at offsets of its changelog, as
         far as the server can rebuild it; `prefetch=0` reads no page ahead; `resume=False` raises
-        instead of opening a state again that the server lost.
+        instead of opening a state again that the server lost. `cursor` reads what another run has
+        left: see `AsyncKvScanner.cursor` and `AsyncKvScan.split`.
 
         >>> await table.scan(["id"], col("id") > 5).to_arrow()  # doctest: +SKIP
         >>> await orders.scan(source="union").to_pandas()  # doctest: +SKIP
@@ -232,7 +234,9 @@ class AsyncTable:
         origin = self._source(source)
         if origin == "live" or origin == "snapshot":
             _check_state(self.info, start, stop, with_offsets)
-            return AsyncKvScan(*choice, origin, at, prefetch, resume)
+            return AsyncKvScan(*choice, origin, at, prefetch, resume, cursor)
+        if cursor is not None:
+            raise ValueError(f"a cursor is for the rows of a primary-key table, not for a {origin}")
         if at is not None:
             raise ValueError(f"at is for the rows of a primary-key table, not for a {origin}")
         if origin == "log":

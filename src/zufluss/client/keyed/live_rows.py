@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.offsets import BucketPlace
+from zufluss.client.keyed.cursor import ScanPiece
 from zufluss.client.keyed.pins import BucketPin, BucketPins
 from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
 from zufluss.errors import CorruptMessageError
@@ -50,9 +51,58 @@ class LiveRows(RowSource):
             self.offsets[bucket] = pin.log_offset
         return PinRows(self._connection, self._info, self._shape, self._pins, self._pins[bucket])
 
+    def piece(self, bucket: TableBucket, after: bytes | None) -> ScanPiece:
+        """What is left of a bucket behind a key, for a cursor."""
+        return self._pins.piece(self._places[bucket], after, self._at.get(bucket))
+
+    async def detach(self) -> None:
+        """Leave the pins to other processes."""
+        await self._pins.detach()
+
     async def close(self) -> None:
         """Close the pins."""
         await self._pins.close()
+
+
+class ContinuedRows(LiveRows):
+    """The rows that another run has left, as its cursor tells."""
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        info: TableInfo,
+        shape: KvScanShape,
+        pieces: Sequence[ScanPiece],
+        *,
+        resume: bool,
+    ) -> None:
+        super().__init__(connection, info, shape, resume=resume)
+        self._pieces = {piece.place.bucket: piece for piece in pieces}
+
+    async def open(
+        self, places: Sequence[BucketPlace], at: Mapping[TableBucket, int] | None
+    ) -> list[TableBucket]:
+        """Take note of the buckets of the cursor; each is pinned when its turn comes."""
+        self._places = {place.bucket: place for place in places}
+        self.offsets = {
+            bucket: piece.log_offset
+            for bucket, piece in self._pieces.items()
+            if piece.log_offset is not None
+        }
+        return list(self._places)
+
+    async def pinned(self, bucket: TableBucket) -> PinRows:
+        """The rows of a bucket behind the key of the cursor."""
+        pin = await self._pins.continued(self._pieces[bucket])
+        self.offsets[bucket] = pin.log_offset
+        return PinRows(self._connection, self._info, self._shape, self._pins, pin)
+
+    def piece(self, bucket: TableBucket, after: bytes | None) -> ScanPiece:
+        """What is left of a bucket behind a key, for a cursor."""
+        before = self._pieces[bucket]
+        if self._pins.offset(bucket) is None:
+            return before if after is None else before._replace(after=after)
+        return self._pins.piece(before.place, after or before.after, before.log_offset)
 
 
 class LivePages(BucketRows):
@@ -99,7 +149,7 @@ class PinRows(BucketRows):
             if answer.rows:
                 loop, executor = asyncio.get_running_loop(), self._connection.executor
                 rows = await loop.run_in_executor(executor, self._decoded, answer)
-                return RowPage(rows, answer.done)
+                return RowPage(rows, answer.done, self._pin.cursor)
             if answer.done:
                 return RowPage(pa.RecordBatch.from_pylist([], schema=self._shape.schema), True)
 
@@ -114,6 +164,7 @@ class PinRows(BucketRows):
             partition_id=bucket.partition_id,
             bucket_id=bucket.bucket_id,
             after_key=self._pin.cursor,
+            until_key=self._pin.until,
             limit=limit,
             batch_size_bytes=options.kv_fetch_bytes,
             time_limit_ms=options.request_timeout_ms // 2,

@@ -34,6 +34,7 @@ from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
 from zufluss.client.core.offsets import BucketPlace
 from zufluss.client.core.retry import PASSING, Backoff
+from zufluss.client.keyed.cursor import ScanPiece
 from zufluss.errors import (
     CorruptMessageError,
     ErrorCode,
@@ -59,6 +60,9 @@ CLOSED_TOGETHER: Final = 8
 
 AGAIN: Final = PASSING | {ErrorCode.KV_SCAN_BUSY}
 """Errors after which the same request may succeed later."""
+
+ADOPTED_MS: Final = 3_000
+"""How often a pin of another process is read in the background, whose limits are not known."""
 
 _NOT_OPENED: Final = b"\0" * 16
 """An id that no pin has."""
@@ -86,6 +90,8 @@ class BucketPin:
     """The last key that was read; None before the first page."""
     spent: bool = False
     """True when the last page was read."""
+    until: bytes | None = None
+    """The last key to read, inclusive; None for the end of the bucket."""
 
     @classmethod
     def not_opened(cls, place: BucketPlace, log_offset: int) -> BucketPin:
@@ -105,6 +111,7 @@ class BucketPins:
         self._keep = keep
         self._pins: dict[TableBucket, BucketPin] = {}
         self._read: list[BucketPin] = []
+        self._more: list[BucketPin] = []
         self._together = CLOSED_TOGETHER
         self._sockets: dict[TableBucket, RpcConnection | None] = {}
         self._loop = asyncio.get_running_loop()
@@ -155,7 +162,7 @@ class BucketPins:
             self._sockets[pin.place.bucket] = self._socket(pin)
         if pins and self._keep and self._keeper is None:
             limits = [ms for pin in pins for ms in (pin.idle_ms, pin.grace_ms) if ms]
-            seconds = min(limits) / KEPT_PARTS / 1000
+            seconds = min(limits, default=ADOPTED_MS) / KEPT_PARTS / 1000
             self._keeper = self._loop.create_task(_keep(weakref.ref(self), seconds))
 
     def adopt(self, pin: BucketPin) -> BucketPin:
@@ -163,6 +170,48 @@ class BucketPins:
         adopted = replace(pin, used=self._loop.time())
         self._pins[adopted.place.bucket] = adopted
         return adopted
+
+    async def continued(self, piece: ScanPiece) -> BucketPin:
+        """The pin of a piece of another run: its own one, or one at the same offset."""
+        leader = self._connection.metadata.leader(piece.place.bucket)
+        if piece.pin_id is None or piece.log_offset is None:
+            pin = await self.open_one(piece.place, piece.log_offset)
+        else:
+            pin = self.adopt(BucketPin(piece.place, piece.pin_id, piece.log_offset, leader, 0, 0.0))
+            self._add([pin])
+        pin.cursor, pin.until = piece.after, piece.until
+        return pin
+
+    def piece(self, place: BucketPlace, after: bytes | None, at: int | None) -> ScanPiece:
+        """What is left of a bucket behind a key, for a cursor."""
+        pin = self._pins.get(place.bucket)
+        if pin is None:
+            return ScanPiece(place, at, after)
+        pin_id = None if pin.server is None else pin.pin_id
+        return ScanPiece(place, pin.log_offset, after, pin.until, pin_id)
+
+    async def open_another(self, pin: BucketPin) -> BucketPin:
+        """Open a second pin of the same state; `KvScanBusyError` at once if there is no room."""
+        [another] = await self._open_once([pin.place], {pin.place.bucket: pin.log_offset}, False)
+        self._more.append(another)
+        return another
+
+    async def key_after(self, pin: BucketPin, key: bytes | None) -> bytes | None:
+        """The first key of a pinned state behind another one; None if there is none."""
+        probe = replace(pin, cursor=key)
+        while True:
+            answer = await self.scan(probe, self._touch(probe))
+            pin.pin_id, pin.server = probe.pin_id, probe.server
+            if answer.rows:
+                return probe.cursor
+            if answer.done:
+                return None
+
+    async def detach(self) -> None:
+        """Leave the pins to other processes, which have the idle limit to use them."""
+        pins, self._pins, self._more = [*self._pins.values(), *self._more], {}, []
+        await self._close_pins(pins, detach=True)
+        await self.close()
 
     async def _open(
         self,
@@ -341,6 +390,7 @@ class BucketPins:
         timeout_ms = self._connection.options.delivery_timeout_ms
         [opened] = await self._open([pin.place], {bucket: offset}, timeout_ms)
         pin.pin_id, pin.server, pin.used = opened.pin_id, opened.server, opened.used
+        pin.idle_ms, pin.grace_ms = opened.idle_ms, opened.grace_ms
         self._sockets[bucket] = self._socket(pin)
 
     async def _find_leaders(self, places: Sequence[BucketPlace]) -> None:
@@ -417,19 +467,20 @@ class BucketPins:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
-        pins, self._pins, self._read = [*self._pins.values(), *self._read], {}, []
+        pins = [*self._pins.values(), *self._read, *self._more]
+        self._pins, self._read, self._more = {}, [], []
         await asyncio.gather(self._close_pins(pins), *self._ending)
 
-    async def _close_pins(self, pins: Sequence[BucketPin]) -> None:
-        """Close pins at their servers; on an error they expire by themselves."""
+    async def _close_pins(self, pins: Sequence[BucketPin], *, detach: bool = False) -> None:
+        """Close pins at their servers, or detach them; on an error they expire by themselves."""
         groups: dict[ServerNode, list[bytes]] = {}
         for pin in pins:
             if pin.server is not None:
                 groups.setdefault(pin.server, []).append(pin.pin_id)
-        await asyncio.gather(*(self._close_at(*group) for group in groups.items()))
+        await asyncio.gather(*(self._close_at(*group, detach) for group in groups.items()))
 
-    async def _close_at(self, server: ServerNode, pin_ids: list[bytes]) -> None:
-        request = m.CloseKvSnapshotRequest(pin_ids=pin_ids)
+    async def _close_at(self, server: ServerNode, pin_ids: list[bytes], detach: bool) -> None:
+        request = m.CloseKvSnapshotRequest(pin_ids=pin_ids, detach=detach or None)
         try:
             socket = await self._connection.socket(server.address)
             timeout_ms = self._connection.options.request_timeout_ms

@@ -22,6 +22,8 @@ class RowPage(NamedTuple):
     """The rows in the scan's schema; may be empty."""
     done: bool
     """True for the last page."""
+    last_key: bytes | None = None
+    """The page ends behind this key; None if the source does not say."""
 
 
 class KvScanShape:

@@ -30,17 +30,22 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
+from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
-from zufluss.client.core.offsets import LISTINGS_MAX
+from zufluss.client.core.offsets import LISTINGS_MAX, BucketPlace
 from zufluss.client.core.partition_filter import possible_partitions
 from zufluss.client.core.partitions import chosen_places, offsets_at
-from zufluss.client.keyed.live_rows import LiveRows
+from zufluss.client.keyed.cursor import ScanPiece, decode_cursor, encode_cursor
+from zufluss.client.keyed.live_rows import ContinuedRows, LiveRows
 from zufluss.client.keyed.rows import BucketRows, KvScanShape, RowPage, RowSource
+from zufluss.client.keyed.split import split_states
 from zufluss.client.keyed.stored_rows import StoredRows
 from zufluss.client.read.scan import AsyncScan, AsyncScanner, Offsets
 from zufluss.errors import InvalidScanRequestError, PartitionNotExistError
-from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket, TableInfo
 
+CURSORS_MAX: Final = 10_000
+"""The largest number of cursors that a scan is split into."""
 BUCKETS_AT_ONCE: Final = 4
 """Buckets that are read at the same time."""
 
@@ -63,6 +68,8 @@ class AsyncKvScan(AsyncScan):
     """Pages of a bucket to read ahead, 0 or 1."""
     resume: bool = True
     """Open a state that the server lost again, at the same offset."""
+    cursor: str | None = None
+    """Read what another run has left; None reads all rows."""
     stop: Literal["latest"] = field(default="latest", init=False)
     """A scan of rows always ends."""
 
@@ -73,6 +80,18 @@ class AsyncKvScan(AsyncScan):
             raise ValueError(f"prefetch {self.prefetch!r} is neither 0 nor 1")
         self.check_choice()
         self.shape()
+        if self.cursor is not None:
+            self._check_cursor(self.cursor)
+
+    def _check_cursor(self, cursor: str) -> None:
+        decode_cursor(self.info, cursor)
+        others = {"at": self.at, "partitions": self.partitions, "buckets": self.buckets}
+        given = [name for name, value in others.items() if value is not None]
+        if self.source != "live" or given:
+            raise InvalidScanRequestError(
+                f"a cursor has its own partitions, buckets and offsets of the live rows; leave out "
+                f"{', '.join(given) or f'source={self.source!r}'}"
+            )
 
     @property
     def follows(self) -> bool:
@@ -98,7 +117,32 @@ class AsyncKvScan(AsyncScan):
             raise
         return scanner
 
+    async def split(self, count: int) -> list[str]:
+        """Pin the table, and divide its rows into cursors that other processes can read.
+
+        Each row is behind exactly one cursor, and all show the same state of each bucket. Buckets
+        are divided first; with more cursors than buckets, ranges of keys of about the same width.
+        A cursor may have no rows. The pins wait for the idle limit (`kv.scanner.ttl`).
+
+        >>> cursors = await orders.scan().split(8)  # doctest: +SKIP
+        >>> rows = await orders.scan(cursor=cursors[0]).to_arrow()  # doctest: +SKIP
+        """
+        if self.cursor is not None or self.source != "live":
+            raise InvalidScanRequestError("only a scan of all live rows can be split")
+        if type(count) is not int or not 1 <= count <= CURSORS_MAX:
+            raise InvalidScanRequestError(
+                f"a scan cannot be split into {count!r:.40} parts; give 1 to {CURSORS_MAX}"
+            )
+        places, at = await chosen_states(self)
+        pieces = await split_states(self.connection, self.info, places, at or {}, count)
+        return [encode_cursor(self.info, part) for part in pieces]
+
     def _rows(self) -> RowSource:
+        if self.cursor is not None:
+            pieces = decode_cursor(self.info, self.cursor)
+            return ContinuedRows(
+                self.connection, self.info, self.shape(), pieces, resume=self.resume
+            )
         if self.source == "live":
             return LiveRows(self.connection, self.info, self.shape(), resume=self.resume)
         return StoredRows(self.connection, self.info, self.shape())
@@ -129,13 +173,16 @@ class AsyncKvScanner(AsyncScanner):
         self._read = 0
         self._total = 0
         self._partitions: dict[int | None, str | None] = {}
+        self._after: dict[TableBucket, bytes] = {}
+        self._left_over: list[ScanPiece] | None = None
         self._failure: BaseException | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Find the buckets and open their states."""
         scan = self.scan
-        tries = LISTINGS_MAX if scan.partitions is None and scan.at is None else 1
+        whole = scan.partitions is None and scan.at is None and scan.cursor is None
+        tries = LISTINGS_MAX if whole else 1
         for _ in range(tries - 1):
             try:
                 return await self._open()
@@ -144,15 +191,11 @@ class AsyncKvScanner(AsyncScanner):
         return await self._open()
 
     async def _open(self) -> None:
-        scan, info = self.scan, self.scan.info
-        filter = scan.filter if scan.at is None else None  # `at` may name any bucket
-        places = await chosen_places(scan.connection, info, scan.partitions, scan.buckets, filter)
-        at = None
-        if scan.at is not None:
-            at = offsets_at(info, places, scan.at)
-            names = {place.partition for place in places if place.partition is not None}
-            left = {None, *possible_partitions(info, scan.filter, names)}
-            places = [p for p in places if p.bucket in at and p.partition in left]
+        scan = self.scan
+        if scan.cursor is None:
+            places, at = await chosen_states(scan)
+        else:
+            places, at = await places_of_cursor(scan.connection, scan.info, scan.cursor), None
         self._partitions = {place.bucket.partition_id: place.partition for place in places}
         self._waiting = deque(await self._rows.open(places, at))
         self._total = len(self._waiting)
@@ -186,6 +229,43 @@ class AsyncKvScanner(AsyncScanner):
         """True when all rows were handed out; never after a failure."""
         done = self._left == 0 or not (self._waiting or self._lanes)
         return done and self._failure is None
+
+    # -- cursors -------------------------------------------------------------------------------
+
+    async def cursor(self) -> str:
+        """Return a text with which `table.scan(cursor=…)` reads the rows not handed out yet.
+
+        Another process may use it, also after this one has died, as long as the states can be
+        opened again at their offsets; `detach` leaves them on the servers. The run goes on.
+        """
+        return encode_cursor(self.scan.info, self._pieces())
+
+    async def detach(self) -> str:
+        """End the run, and return its cursor; its pins wait on the servers for another process."""
+        pieces = self._pieces()
+        lanes, self._lanes = self._lanes, []
+        self._waiting.clear()
+        for lane in lanes:
+            await lane.stop()
+        assert isinstance(self._rows, LiveRows), "other runs have no pieces"
+        await self._rows.detach()
+        await self.close()
+        self._left_over = pieces
+        return encode_cursor(self.scan.info, pieces)
+
+    def _pieces(self) -> list[ScanPiece]:
+        """What is left of each bucket that was not read to its end."""
+        if self._failure is not None:
+            raise self._failure
+        if not isinstance(self._rows, LiveRows):
+            raise InvalidScanRequestError(
+                f"only a run of live rows has a cursor, not one of source {self.scan.source!r}; "
+                "take a lease and read its snapshots, which have a last_key"
+            )
+        if self._left_over is not None:
+            return self._left_over
+        left = [*(lane.bucket for lane in self._lanes), *self._waiting]
+        return [self._rows.piece(bucket, self._after.get(bucket)) for bucket in left]
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -230,6 +310,8 @@ class AsyncKvScanner(AsyncScanner):
         """Take the page of a bucket and move the bucket behind the others."""
         self._lanes.remove(lane)
         page = lane.take()
+        if page.last_key is not None:
+            self._after[lane.bucket] = page.last_key
         if page.done:
             self._read += 1
             await lane.rows.close()
@@ -271,6 +353,8 @@ class AsyncKvScanner(AsyncScanner):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if self._failure is None and isinstance(self._rows, LiveRows):
+            self._left_over = [piece._replace(pin_id=None) for piece in self._pieces()]
         lanes, self._lanes = self._lanes, []
         self._waiting.clear()
         for lane in lanes:
@@ -303,9 +387,44 @@ class _Lane:
         task, self._task = self.task, None
         return task.result()
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
+        """End the page under way."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def close(self) -> None:
+        await self.stop()
         await self.rows.close()
+
+
+async def chosen_states(
+    scan: AsyncKvScan,
+) -> tuple[list[BucketPlace], dict[TableBucket, int] | None]:
+    """The buckets of a scan, and the offsets that it names for them."""
+    info = scan.info
+    filter = scan.filter if scan.at is None else None  # `at` may name any bucket
+    places = await chosen_places(scan.connection, info, scan.partitions, scan.buckets, filter)
+    if scan.at is None:
+        return places, None
+    at = offsets_at(info, places, scan.at)
+    names = {place.partition for place in places if place.partition is not None}
+    left = {None, *possible_partitions(info, scan.filter, names)}
+    return [p for p in places if p.bucket in at and p.partition in left], at
+
+
+async def places_of_cursor(
+    connection: ClusterConnection, info: TableInfo, cursor: str
+) -> list[BucketPlace]:
+    """The buckets of a cursor; their leaders are known then."""
+    places = [piece.place for piece in decode_cursor(info, cursor)]
+    names = [*dict.fromkeys(p.partition for p in places if p.partition is not None)]
+    known = await chosen_places(connection, info, names or None, None) if places else []
+    gone = [place for place in places if place not in known]
+    if gone:
+        raise PartitionNotExistError(
+            f"{gone[0].bucket} of the cursor does not exist in {info.path}, or not any more: "
+            f"partition {gone[0].partition!r} was dropped"
+        )
+    return places

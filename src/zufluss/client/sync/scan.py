@@ -120,6 +120,9 @@ class KvScanner(LogScanner):
     def progress(self) -> float:
         return self._twin.progress
 
+    cursor = waits(AsyncKvScanner.cursor)
+    detach = waits(AsyncKvScanner.detach)
+
 
 R = TypeVar("R", bound=LogScanner)
 
@@ -203,6 +206,8 @@ class KvScan(LogScan):
     """
 
     _twin: AsyncKvScan
+
+    split = waits(AsyncKvScan.split)
 
     def open(self) -> KvScanner:
         return self._opened(KvScanner)
