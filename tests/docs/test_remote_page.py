@@ -82,7 +82,7 @@ def test_the_blocks_of_the_page_do_what_they_say(s3: S3Server, amazon: Any, tmp_
                 commands += 1
                 run_command(line, server, amazon)
         check_everything_is_there(server)
-    assert (scripts, commands) == (3, 24)
+    assert (scripts, commands) == (3, 25)
 
 
 def fill(server: DevServer) -> None:

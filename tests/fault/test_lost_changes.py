@@ -119,7 +119,7 @@ def check_changelog(connection: Connection, path: str, lost: int, begin: int, en
     table = connection.table(path)
     earlier = table.changelog(stop={0: lost}).to_arrow()
     assert earlier["_log_offset"].to_pylist() == list(range(lost))
-    message = f"{lost} to {begin - 1} were lost with a disk; read on at offset {begin}"
+    message = f"{lost} to {begin - 1} were lost with a disk or location; read on at offset {begin}"
     for start in ("earliest", {0: lost}, {0: begin - 1}):
         with pytest.raises(OffsetOutOfRangeError, match=message):
             table.changelog(start=start).to_arrow()

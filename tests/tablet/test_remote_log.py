@@ -610,7 +610,7 @@ async def test_a_lost_log_gives_no_offset_again_that_the_lake_has(tmp_path: Path
         for offset in (uploaded, 32):
             missing = await tablet.fetched(offset)
             assert missing.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
-            lost = f"{uploaded} to 32 were lost with a disk; read on at offset 33"
+            lost = f"{uploaded} to 32 were lost with a disk or location; read on at offset 33"
             assert lost in missing.error_message
         assert (await tablet.fetched(uploaded - 1)).error_code == 0
         assert "lost" not in (await tablet.fetched(10**6)).error_message
@@ -646,7 +646,7 @@ async def read_behind(tablet: Remote, offset: int) -> None:
     """Assert that readers find every offset but the lost ones."""
     lost = await tablet.fetched(offset)
     assert lost.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION
-    assert "27 to 32 were lost with a disk; read on at offset 33" in lost.error_message
+    assert "27 to 32 were lost with a disk or location; read on at offset 33" in lost.error_message
     assert await tablet.read_all(start=33) == list(range(33, 69, ROWS))
     before = await tablet.fetched(0)
     segments = before.remote_log_fetch_info.remote_log_segments

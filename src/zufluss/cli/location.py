@@ -17,7 +17,12 @@ from zufluss.cli.session import (
 )
 
 if TYPE_CHECKING:
-    from zufluss.client.locations import LocationReport, RemoteLocation, RemoteLocations
+    from zufluss.client.locations import (
+        LocationFiles,
+        LocationReport,
+        RemoteLocation,
+        RemoteLocations,
+    )
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,6 +39,8 @@ WeightArgument = Annotated[
     int,
     typer.Argument(metavar="WEIGHT", min=0, help="Its share of new files, from 0 (none) on."),
 ]
+LOSS_COLUMNS = ["table", "partition", "bucket", "kind", "files", "bytes", "offsets", "snapshots"]
+"""The list of what a destroyed location had."""
 NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
 """Makes -5 a value that is refused with the reason, instead of an unknown option."""
 VersionOption = Annotated[
@@ -149,17 +156,62 @@ def activate(
 @app.command()
 def retire(
     location: LocationArgument,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Give up a location that was destroyed, and what it had."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --force: only list what is lost.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --force: do not ask.")] = False,
     if_version: VersionOption = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Stop using a location that was drained and has no files left.
 
-    Example:
+    --force is for a location that was destroyed. It lists what only this location had, and asks.
+    Then lost segments leave the logs, leases of lost snapshots are revoked, and new snapshots are
+    taken. Records that servers still have on their disks are copied again. The lake is not touched.
+    The command waits for the end; if it is interrupted, the servers go on, and the same command
+    waits again. A location that still works is refused: drain it.
+
+    Examples:
 
       zufluss location retire 2
+
+      zufluss location retire 2 --force --dry-run
     """
-    _alter("retire", location, if_version, bootstrap, settings)
+    if not force:
+        if dry_run or yes:
+            raise typer.BadParameter("--dry-run and --yes belong to --force")
+        _alter("retire", location, if_version, bootstrap, settings)
+        return
+    if if_version is not None:
+        raise typer.BadParameter("--if-version cannot be used with --force")
+    with connected(bootstrap, settings) as connection:
+        known = connection.admin.locations().get(location)
+        if known.state.name != "LOST":
+            groups = connection.admin.location_files(location, documents=True)
+            print_rows(output, LOSS_COLUMNS, [_loss(group) for group in groups])
+        if dry_run:
+            return
+        if not yes:
+            typer.confirm(
+                f"Give up location {location} ({known.uri}) and everything above?",
+                abort=True,
+                err=True,
+            )
+        said: set[int] = set()
+
+        def progress(left: RemoteLocation) -> None:
+            if left.live_files not in said:
+                said.add(left.live_files)
+                say(f"{left.live_files} files are still referred to")
+
+        connection.admin.retire_lost_location(location, progress=progress)
+    say(f"location {location} at {known.uri} is retired; nothing refers to its files any more")
 
 
 @app.command("set-weight", context_settings=NEGATIVE_NUMBERS)
@@ -223,6 +275,21 @@ def probe(
         raise typer.Exit(FAILED)
 
 
+def _loss(group: LocationFiles) -> tuple[Any, ...]:
+    """A row of the list of what a destroyed location had."""
+    offsets = ", ".join(f"{start} to {end - 1}" for start, end in group.offsets)
+    return (
+        str(group.table.path),
+        group.table.partition,
+        group.bucket_id,
+        group.kind,
+        group.files,
+        group.bytes,
+        f"at most {offsets}" if group.problems and offsets else offsets,
+        ", ".join(map(str, group.snapshot_ids)),
+    )
+
+
 def _alter(
     operation: str,
     location_id: int | None,
@@ -246,7 +313,7 @@ def _alter(
 
 def _say_pinned(location: RemoteLocation) -> None:
     """Name the tables whose files keep a location from draining."""
-    if location.pinned_count and location.state.name == "DRAINING":
+    if location.pinned_count and location.state.name in ("DRAINING", "LOST"):
         more = location.pinned_count - len(location.pinned_tables)
         also = f" and {more} more" if more else ""
         say(

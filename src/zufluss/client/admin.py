@@ -7,6 +7,8 @@ repeated only if they certainly had no effect (see `core/cluster.py`).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -47,11 +49,18 @@ from zufluss.client.locations import (
     sweep_request,
 )
 from zufluss.client.producer.info import ProducerInfo, producers_of
-from zufluss.errors import NetworkError, RequestTimeoutError
+from zufluss.errors import NetworkError, RequestTimeoutError, ZuflussError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.partition import partition_name, spec_of
 from zufluss.model.schema import Column, Schema, dump_object
-from zufluss.model.table import DatabaseDescriptor, TableBucket, TableDescriptor, TableInfo
+from zufluss.model.table import (
+    DatabaseDescriptor,
+    PhysicalTablePath,
+    TableBucket,
+    TableDescriptor,
+    TableInfo,
+)
+from zufluss.remote.locations import AdminState
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import path_to_proto, spec_to_proto
@@ -59,6 +68,11 @@ from zufluss.wire.tables import path_to_proto, spec_to_proto
 _SET: Final = 0
 _DELETE: Final = 1
 _LAST: Final = 0
+
+LOST_POLL_SECONDS: Final = 0.5
+"""Pause between two questions whether a lost location is retired."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,6 +521,46 @@ class AsyncAdmin:
                 ApiKey.ALTER_LOCATION, request, repeatable=False
             )
         )
+
+    async def retire_lost_location(
+        self, location_id: int, *, progress: Callable[[RemoteLocation], None] | None = None
+    ) -> RemoteLocation:
+        """Give up a location that was destroyed, with everything that only it had.
+
+        `location_files(location_id, documents=True)` tells what that is. Lost segments leave the
+        manifests, leases of lost snapshots are revoked, and new snapshots are taken. Returns when
+        nothing refers to the location any more; if this is interrupted, the servers go on, and
+        another call waits for the end. A location that still works is refused with `ConfigError`.
+        `progress` is called with the location while references are left.
+        """
+        known = (await self.locations()).get(location_id)
+        tables = []
+        if known.state is not AdminState.LOST:
+            groups = await self.location_files(location_id)
+            tables = list(dict.fromkeys(group.table for group in groups if group.kind == "kv"))
+        request = alter_request("retire", location_id, None, None, None, force=True)
+        lost = altered_location(
+            await self._connection.call_coordinator(
+                ApiKey.ALTER_LOCATION, request, repeatable=False
+            )
+        )
+        for table in tables:
+            await self._take_new_snapshots(table)
+        while lost.state is not AdminState.RETIRED:
+            await asyncio.sleep(LOST_POLL_SECONDS)
+            lost = (await self.locations()).get(location_id)
+            if lost.state is AdminState.LOST:
+                if progress is not None:
+                    progress(lost)
+                await self._change(ApiKey.ALTER_LOCATION, request)  # ends the wait for another try
+        return lost
+
+    async def _take_new_snapshots(self, table: PhysicalTablePath) -> None:
+        """Take snapshots of a table or partition; servers repeat in their interval what fails."""
+        try:
+            await self.take_kv_snapshots(str(table.path), table.partition)
+        except ZuflussError as problem:
+            log.warning("admin.snapshots_not_taken table=%s error=%s", table, problem)
 
     async def probe_locations(self, location_id: int | None = None) -> list[LocationProbe]:
         """Let the coordinator write, read and delete a small object in one location, or in all."""

@@ -200,6 +200,7 @@ def alter_request(
     uri: str | None,
     weight: int | None,
     expected_version: int | None,
+    force: bool = False,
 ) -> m.AlterLocationRequest:
     """The ALTER_LOCATION request; raises `ConfigError` for an unknown operation."""
     op = OPERATIONS.get(operation)
@@ -213,6 +214,7 @@ def alter_request(
         uri=uri,
         weight=_number("the weight of a location", weight),
         expected_version=_number("a version of the registry", expected_version, INT64_MAX),
+        force=True if force else None,
     )
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.files import Usage
 from zufluss.remote.layout import METADATA_NAME
-from zufluss.remote.locations import AdminState, Location, Locations
+from zufluss.remote.locations import Location, Locations
 from zufluss.remote.snapshot import KvSnapshot
 from zufluss.wire import messages as m
 from zufluss.wire.tables import bucket_from_proto, bucket_to_proto
@@ -108,10 +108,10 @@ class RemoteGateway(Protocol):
 def home(locations: Locations, location_id: int | None) -> Location:
     """The location of a table or partition.
 
-    The first one if the table is older than locations, or if its own was retired.
+    The first one if the table is older than locations, or if its own was retired or lost.
     """
     location = locations.first if location_id is None else locations.get(location_id)
-    return locations.first if location.state is AdminState.RETIRED else location
+    return locations.first if location.is_gone else location
 
 
 def metadata_file(snapshot: KvSnapshot) -> tuple[int, str]:

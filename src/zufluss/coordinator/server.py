@@ -64,6 +64,7 @@ from zufluss.coordinator.remote.keeper import RemoteKeeper
 from zufluss.coordinator.remote.lease_usage import LeaseUsageService
 from zufluss.coordinator.remote.location_service import LocationService
 from zufluss.coordinator.remote.locations import LocationRegistry
+from zufluss.coordinator.remote.lost import LostLocations
 from zufluss.coordinator.remote.sweep_service import SweepService
 from zufluss.coordinator.tablets import Tablets
 from zufluss.log.files import Files
@@ -151,6 +152,15 @@ class Coordinator:
             state.held_drops,
             state.locations,
         )
+        self.lost_locations = LostLocations(
+            state.locations,
+            self.remote.snapshots,
+            self.leases,
+            state.held_drops,
+            self.lake.leave,
+            self.catalog.exclusive,
+            reach,
+        )
         self.partitions = AutoPartitions(
             conf, self.catalog, holds, base.freed, clock_ms, base.expiry_ms
         )
@@ -219,6 +229,7 @@ class Coordinator:
         self.locations.storage.start()
         self.lease_timer.start()
         await self.remote.start()
+        self.lost_locations.start()
         self.producers.book.start()
         self.producer_offsets.start()
         if self.registrations is not None:
@@ -258,7 +269,13 @@ class Coordinator:
         services.attach(ClusterService(self.image))
         services.attach(self._sweeps)
         services.attach(
-            LocationService(self.locations, self._inventory, self.image, self.catalog.exclusive)
+            LocationService(
+                self.locations,
+                self._inventory,
+                self.image,
+                self.catalog.exclusive,
+                self.lost_locations,
+            )
         )
         services.attach(CoordinatorService(self.conf, self.catalog, self.partitions.check))
         services.attach(LakeService(self.lake, self.image))
@@ -282,6 +299,7 @@ class Coordinator:
         await self.producers.book.stop()
         await self.producer_offsets.stop()
         await self._sweeps.stop()
+        await self.lost_locations.stop()
         await self.remote.stop()
         await self.lease_timer.stop()
         await self.catalog.settle()

@@ -48,6 +48,10 @@ files were uploaded, `_METADATA` was written, and that was committed; of one tha
 its files are deleted and after; of a dropped table, before its files are deleted and after; of the
 sweep, before it deletes."""
 
+LOST_STEPS = ("lost-revoke", "lost-forget", "lost-lake", "lost-retire")
+"""Steps of giving up a destroyed location: before leases are revoked, snapshots are removed from
+their records, offsets files of lakes are written anew, and the location is retired."""
+
 OPEN_FILES_MAX = 256
 """Files kept open for reading old segments and indexes; the least recently used is closed."""
 
@@ -278,7 +282,7 @@ def files_from_environment(environ: Mapping[str, str] = os.environ) -> Files:
     if not point:
         return Files()
     operation, _, hit = point.partition("#")
-    names = (*OPERATIONS, *STEPS)
+    names = (*OPERATIONS, *STEPS, *LOST_STEPS)
     if operation not in names or not hit.isdecimal() or int(hit) < 1:
         raise ConfigError(
             f"{KILL_AT_VARIABLE}={point!r} is not of the form <operation>#<n> with n from 1 and an "

@@ -43,6 +43,9 @@ class AdminState(IntEnum):
     """The location takes no new files; its files can be read."""
     RETIRED = 2
     """The location has no files in use; its id stays reserved."""
+    LOST = 3
+    """The location was destroyed. Nobody reads it; the references to its files are being removed,
+    and then it is retired."""
 
 
 class Health(IntEnum):
@@ -94,6 +97,11 @@ class Location:
         """Whether new files may be placed here, regardless of health."""
         return self.state is AdminState.ACTIVE and self.weight > 0
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody reads or writes the location any more."""
+        return self.state in (AdminState.RETIRED, AdminState.LOST)
+
     def __str__(self) -> str:
         return f"location {self.location_id} ({self.uri or 'beside the data'})"
 
@@ -123,15 +131,20 @@ class Locations:
 
     @property
     def first(self) -> Location:
-        """The first location that is not retired: files without location id are here."""
+        """The first location that is in use: files without location id are here."""
         for location in self.live:
             return location
         raise UnknownLocationError(f"version {self.version} of the registry has no location yet")
 
     @property
     def live(self) -> tuple[Location, ...]:
-        """All locations that are not retired."""
-        return tuple(x for x in self.locations if x.state is not AdminState.RETIRED)
+        """All locations in use: neither retired nor lost."""
+        return tuple(x for x in self.locations if not x.is_gone)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The ids of locations that were destroyed, while documents still refer to them."""
+        return frozenset(x.location_id for x in self.locations if x.state is AdminState.LOST)
 
     def resolved(self, conf: Configuration) -> Locations:
         """Return the registry with the full address of the location beside the data."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,6 +122,15 @@ class LogManifest:
     def without(self, count: int) -> LogManifest:
         """Return the manifest without the oldest `count` segments."""
         return replace(self, segments=self.segments[count:])
+
+    def without_locations(self, location_ids: Container[int]) -> LogManifest:
+        """Return the manifest without the segments in some locations, whose records are lost."""
+        left: list[RemoteSegment] = []
+        for segment in self.segments:
+            if segment.location_id not in location_ids:
+                lost = segment.start_offset - left[-1].end_offset if left else 0
+                left.append(replace(segment, lost_before=lost))
+        return replace(self, segments=tuple(left))
 
     def to_json(self) -> bytes:
         """Return the bytes of the manifest."""

@@ -24,7 +24,7 @@ import structlog
 from zufluss.config.table_options import TABLE_ZUFLUSS_REMOTE_PLACEMENT
 from zufluss.errors import ConfigError, CorruptRecordError
 from zufluss.model.schema import dump_object
-from zufluss.remote.locations import AdminState, Locations
+from zufluss.remote.locations import Locations
 
 log = structlog.get_logger("zufluss.remote")
 
@@ -156,7 +156,7 @@ class Policy:
 
     def check(self, locations: Locations) -> None:
         """Raise `ConfigError` for locations that the registry does not have."""
-        known = {x.location_id for x in locations.locations if x.state is not AdminState.RETIRED}
+        known = {x.location_id for x in locations.live}
         unknown = [location_id for location_id in self.ids if location_id not in known]
         if unknown:
             raise ConfigError(

@@ -153,6 +153,7 @@ def _location_for(
     others = {other.uri for other in wants}
     for location in sorted(locations, key=lambda x: x.state is AdminState.RETIRED):
         same = (location.uri or beside) == (want.uri or beside)
+        same = same and location.state is not AdminState.LOST
         if same and location.configured not in others:
             return _configured(location, want)
     return _configured(Location(_free_id(locations), want.uri), want)
@@ -171,6 +172,8 @@ def _configured(location: Location, want: ConfiguredLocation) -> Location:
 
 def _left_out(location: Location, files: int) -> Location:
     """Return the new state of a location that the configuration no longer has."""
+    if location.state is AdminState.LOST:
+        return replace(location, configured=None, configured_weight=None)
     state = AdminState.RETIRED
     if files and location.uri == IMPLICIT:
         state = AdminState.DRAINING
@@ -193,11 +196,13 @@ def alter(
     weight: int | None = None,
     live: Mapping[int, int],
     expected_version: int | None = None,
+    force: bool = False,
 ) -> Locations:
     """Return the registry after an operation of an operator; `before` if nothing changes.
 
-    Raises `ConfigError` for an operation that is not allowed, and error 22 if the version is not
-    the expected one.
+    `force` retires a location that was destroyed with files in use: it is lost until nothing refers
+    to it any more. Raises `ConfigError` for an operation that is not allowed, and error 22 if the
+    version is not the expected one.
     """
     if expected_version not in (None, before.version):
         raise ZuflussError(
@@ -215,7 +220,10 @@ def alter(
             raise ConfigError(
                 f"there is no location {number}; there are {ids_text(before.locations)}"
             )
-        changed = _changed(locations[number], op, uri, weight, live.get(number, 0))
+        if force and op is AlterOp.RETIRE:
+            changed = _lost(locations[number])
+        else:
+            changed = _changed(locations[number], op, uri, weight, live.get(number, 0))
         _check_alteration(before, locations[number], op)
     locations[changed.location_id] = changed
     return _next(before, locations.values(), before.adaptive, conf)
@@ -243,10 +251,15 @@ def _leave_implicit(locations: dict[int, Location], live: Mapping[int, int]) -> 
 def _changed(
     location: Location, op: AlterOp, uri: str | None, weight: int | None, files: int
 ) -> Location:
-    if op is AlterOp.ACTIVATE:
-        return replace(location, state=AdminState.ACTIVE)
     if op is AlterOp.RETIRE:
         return _retired(location, files)
+    if location.state is AdminState.LOST:
+        raise ConfigError(
+            f"{location} was lost, and {files} references to its files are being removed; wait "
+            "until it is retired, or add its address again, as another location"
+        )
+    if op is AlterOp.ACTIVATE:
+        return replace(location, state=AdminState.ACTIVE)
     if location.state is AdminState.RETIRED:
         raise ConfigError(f"{location} is retired; activate it first")
     if op is AlterOp.DRAIN:
@@ -274,6 +287,12 @@ def _check_alteration(before: Locations, location: Location, op: AlterOp) -> Non
         raise ConfigError(f"other machines cannot read {location}; add another location")
 
 
+def _lost(location: Location) -> Location:
+    if location.state is AdminState.RETIRED:
+        raise ConfigError(f"{location} is retired already, so nothing in it is in use")
+    return replace(location, state=AdminState.LOST, marked=False)
+
+
 def _retired(location: Location, files: int) -> Location:
     if files:
         raise ConfigError(
@@ -294,7 +313,7 @@ def _next(
     registry = Locations(
         1 if before is None else before.version,
         locations,
-        any(x.uri != IMPLICIT and x.state is not AdminState.RETIRED for x in locations),
+        any(x.uri != IMPLICIT and not x.is_gone for x in locations),
         adaptive,
     )
     if registry == before:

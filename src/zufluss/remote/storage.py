@@ -39,7 +39,7 @@ from zufluss.remote.errors import (
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.health import HealthReport, LocationHealths, best_pace
 from zufluss.remote.layout import PROBE
-from zufluss.remote.locations import AdminState, Health, Location, Locations
+from zufluss.remote.locations import Health, Location, Locations
 from zufluss.remote.objects import Objects, checksum
 from zufluss.remote.placement import Policy, Spread, StoredRoundRobin
 from zufluss.remote.stores import store_properties
@@ -236,7 +236,7 @@ class RemoteStorage:
         opened = self._open(location_id)
         sent = await together(self._send(location_id, opened, x) for x in units)
         location = self.locations.get(location_id)
-        if location.uri != opened.uri or location.state is AdminState.RETIRED:
+        if location.uri != opened.uri or location.is_gone:
             raise _PassedOverError(
                 opened.uri, "", "the location was moved or retired during the upload"
             )

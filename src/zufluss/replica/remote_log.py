@@ -58,6 +58,8 @@ class PendingManifest(NamedTuple):
     """Files that can be deleted once the manifest is committed."""
     since: float
     """When the upload of its segments began, by the loop's clock."""
+    copied_to: int | None = None
+    """Everything from this offset on is to be copied again; None if nothing was lost."""
 
 
 class RemoteLog:
@@ -103,11 +105,15 @@ class RemoteLog:
         self.manifest_file, self.range = manifest_file, (start, end)
         self.copied_to = max(self.copied_to, end)
 
-    def take_over(self, manifest: LogManifest, file: tuple[int, str] | None) -> None:
-        """Take over a committed manifest."""
+    def take_over(
+        self, manifest: LogManifest, file: tuple[int, str] | None, copied_to: int | None = None
+    ) -> None:
+        """Take over a committed manifest; `copied_to` has everything behind it copied again."""
         self.manifest, self.manifest_file = manifest, file
         self.loaded, self.problem = True, None
         start, end = manifest.start_offset, manifest.end_offset
+        if copied_to is not None:
+            self.copied_to = copied_to
         self.copied_to = max(self.copied_to, end or 0)
         self.range = (self.copied_to, self.copied_to)
         if start is not None and end is not None:
@@ -170,9 +176,11 @@ class RemoteLog:
                     raise OffsetOutOfRangeError(_lost(self.log, offset, first, last))
             here = f"{self.log.log_start_offset} to {self.log.high_watermark}"
             there = f"{segments[0].start_offset} to {segments[-1].end_offset}" if segments else "-"
+            start = min([self.log.log_start_offset, *(s.start_offset for s in segments[:1])])
+            hint = f"; what was before has expired or was lost, read on at offset {start}"
             raise OffsetOutOfRangeError(
                 f"offset {offset} of {self.log} is outside of {here} on the server and {there} in "
-                "remote storage"
+                f"remote storage{hint if offset < start else ''}"
             )
         return i, segments[i]
 
@@ -262,7 +270,7 @@ class RemoteLog:
 
 def _lost(log: Log, offset: int, first: int, last: int) -> str:
     return (
-        f"offset {offset} of {log}: the records {first} to {last} were lost with a disk; read on "
-        f"at offset {last + 1}. A scan of a primary-key table has the rows that its last snapshot "
-        "had, a union read those that the lake had"
+        f"offset {offset} of {log}: the records {first} to {last} were lost with a disk or "
+        f"location; read on at offset {last + 1}. A scan of a primary-key table has the rows of "
+        "its state or last snapshot, a union read those that the lake had"
     )

@@ -169,8 +169,8 @@ class AsyncKvSnapshotLease:
         for lost in self.revoked:
             if bucket is None or _covers(lost, bucket):
                 raise KvSnapshotRevokedError(
-                    f"lease {self.lease_id}: {lost.what} was dropped, and its snapshots with it; "
-                    "they cannot be read any more"
+                    f"lease {self.lease_id}: {lost.what} was dropped or lost, and its snapshots "
+                    "with it; they cannot be read any more"
                 )
         if (problem := self.lost) is not None:
             raise problem

@@ -48,6 +48,7 @@ class Admin(Facade[AsyncAdmin]):
     examine_servers = waits(AsyncAdmin.examine_servers)
     locations = waits(AsyncAdmin.locations)
     alter_location = waits(AsyncAdmin.alter_location)
+    retire_lost_location = waits(AsyncAdmin.retire_lost_location)
     probe_locations = waits(AsyncAdmin.probe_locations)
     location_files = waits(AsyncAdmin.location_files)
     sweep_locations = waits(AsyncAdmin.sweep_locations)

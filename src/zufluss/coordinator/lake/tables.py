@@ -29,7 +29,7 @@ its log than it must.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -381,6 +381,55 @@ class LakeTables:
             return 0
         return snapshot.offsets.get(bucket, 0)
 
+    async def leave(self, location_id: int) -> None:
+        """Write the offsets files of a lost location anew elsewhere, from memory.
+
+        Older snapshots whose offsets are not known any more are forgotten. Raises if those of the
+        newest snapshot of a table are not.
+        """
+        failure: ZuflussError | None = None
+        for info in [entry.info for entry in self._image.tables()]:
+            try:
+                await self._tasks.undisturbed(self._leave(info, location_id))
+            except ZuflussError as problem:
+                log.error("lake_offsets_lost", table=str(info.path), error=str(problem))
+                failure = problem
+        if failure is not None:
+            raise failure
+
+    async def _leave(self, info: TableInfo, location_id: int) -> None:
+        async with self._turn:
+            lake = self._book.get(info.table_id)
+            files = offsets_files(lake.snapshots)
+            lost = [f for f in files if self._files.location(None, f) == location_id]
+            if not lost:
+                return
+            written: dict[OffsetsFile, OffsetsFile] = {}
+            for file in lost:
+                try:
+                    offsets = await self._offsets(info, file)
+                except ZuflussError:
+                    if file == lake.snapshots[-1].offsets_file:
+                        raise
+                    continue
+                name = self._files.new_name(info)
+                written[file] = await self._files.write(
+                    info, self._home(info.table_id), name, offsets
+                )
+                self._read.setdefault(info.table_id, {})[name] = offsets
+            after = tuple(
+                replace(
+                    snapshot,
+                    offsets_file=written.get(snapshot.offsets_file, snapshot.offsets_file),
+                    readable_file=readable,
+                )
+                for snapshot in lake.snapshots
+                if snapshot.offsets_file in written or snapshot.offsets_file not in lost
+                for readable in [_moved(snapshot.readable_file, lost, written)]
+            )
+            await self._put_lake(info, replace(lake, snapshots=after))
+            self._forget(info.table_id, after)
+
     # Telling tablet servers
 
     def server_joined(self, server_id: int) -> None:
@@ -482,6 +531,15 @@ def _find(
         if snapshot_id in (None, each.snapshot_id) and (each.readable_file or not readable):
             return each
     return None
+
+
+def _moved(
+    file: OffsetsFile | None,
+    lost: Sequence[OffsetsFile],
+    written: Mapping[OffsetsFile, OffsetsFile],
+) -> OffsetsFile | None:
+    """The file in its new place; None if it was lost."""
+    return file if file is None or file not in lost else written.get(file)
 
 
 def _paths(snapshots: Iterable[SnapshotRecord]) -> set[str]:

@@ -172,6 +172,30 @@ class LeaseCalls:
         if problem is not None:
             raise problem
 
+    async def revoke_lost(
+        self, location_id: int, lost: Mapping[TableBucket, frozenset[int]], where: str
+    ) -> None:
+        """Revoke the tables and partitions of which leases hold snapshots in a lost location.
+
+        `lost` are the lost snapshots of buckets that exist; of dropped ones the location of their
+        `_METADATA` decides. A lease without a lost snapshot stays as it is.
+        """
+        owners: dict[str, set[tuple[int, int | None]]] = {}
+        for lease in tuple(self.book.leases.values()):
+            for at, (bucket, pin) in enumerate(all_pins(lease), 1):
+                if pin.snapshot_id in lost.get(bucket, ()) or pin.location_id == location_id:
+                    owner = bucket.table_id, bucket.partition_id
+                    owners.setdefault(lease.lease_id, set()).add(owner)
+                if at % BUCKETS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        for lease_id, of_lease in owners.items():
+            for table_id, partition_id in of_lease:
+                entry = self._image.table_by_id(table_id)
+                name = f"table {table_id}" if entry is None else str(entry.info.path)
+                what = f"{name} (files of its snapshots were lost with {where})"
+                work = self._revoke(lease_id, table_id, partition_id, what)
+                await self.book.tasks.undisturbed(work)
+
     def check_tables(self, table_ids: Iterable[int]) -> None:
         """Raise for tables that do not exist, or that have no key-value snapshots."""
         for table_id in table_ids:

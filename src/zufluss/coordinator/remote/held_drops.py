@@ -35,6 +35,11 @@ class HeldDrops:
         if path in self._drops:
             self._usage[path] = usage
 
+    def leave(self, location_id: int) -> None:
+        """Forget the files in a location that was destroyed."""
+        for path, usage in self._usage.items():
+            self._usage[path] = {i: used for i, used in usage.items() if i != location_id}
+
     def usage_of(self, path: str) -> Mapping[int, Usage] | None:
         """Files and bytes of a drop by location; None before they were counted."""
         return self._usage.get(path)

@@ -200,7 +200,14 @@ class Inventory:
             there = self._storage.objects(location_id)
             return GroupFiles(group, dict(await _listed(there, group.directories)))
         except ZuflussError as problem:
-            return GroupFiles(group, {}, problems=(FileProblem("", problem.message),))
+            ranges = self._log_range(group) if group.kind == layout.LOG else ()
+            return GroupFiles(group, {}, ranges, problems=(FileProblem("", problem.message),))
+
+    def _log_range(self, group: LiveGroup) -> tuple[tuple[int, int], ...]:
+        """All remote offsets of a bucket, where its manifest cannot be read."""
+        assert group.bucket is not None, "a log belongs to a bucket"
+        record = self._remotes.get(group.bucket).manifest
+        return () if record is None else ((record.start_offset, record.end_offset),)
 
     async def _read_log(self, group: LiveGroup, location_id: int, objects: Objects) -> GroupFiles:
         assert group.bucket is not None, "a log belongs to a bucket"

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -273,6 +273,68 @@ class KvSnapshots:
             return record
         dropped = (*record.dropped, *drop)[-DROPPED_MAX:]
         return replace(record, snapshots=keep, dropped=dropped)
+
+    # Lost locations
+
+    async def lost(self, location_id: int) -> dict[TableBucket, frozenset[int]]:
+        """The snapshots with files in a location that was destroyed, by bucket.
+
+        Raises if the list of files of a snapshot that may be one of them cannot be read now.
+        """
+        lost: dict[TableBucket, frozenset[int]] = {}
+        for at, (bucket, record) in enumerate(self._remotes.items(), 1):
+            if at % RETAINED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            everywhere = (*record.snapshots, *record.dropped)
+            there = any(h.metadata_location == location_id for h in everywhere)
+            if not there and location_id not in record.kv_usage:
+                continue
+            ids = set()
+            for handle in record.snapshots:
+                if handle.metadata_location == location_id or any(
+                    file.location_id == location_id
+                    for file in (await self.read(bucket, handle)).objects
+                ):
+                    ids.add(handle.snapshot_id)
+            lost[bucket] = frozenset(ids)
+        return lost
+
+    async def forget_lost(
+        self, location_id: int, lost: Mapping[TableBucket, frozenset[int]]
+    ) -> None:
+        """Remove lost snapshots from the records of their buckets.
+
+        Their files in other locations are garbage for the sweep. The files that are left are
+        counted again by `_delete_dropped`.
+        """
+
+        def without(bucket: TableBucket, record: BucketRecord) -> BucketRecord:
+            return replace(
+                record,
+                snapshots=tuple(h for h in record.snapshots if h.snapshot_id not in lost[bucket]),
+                dropped=tuple(h for h in record.dropped if h.metadata_location != location_id),
+                kv_usage={i: used for i, used in record.kv_usage.items() if i != location_id},
+                kv_rough=True,
+            )
+
+        await self._remotes.tasks.undisturbed(self._change_all(list(lost), without))
+        for bucket, ids in lost.items():
+            for snapshot_id in ids:
+                self._forget(bucket, snapshot_id)
+            log.error("kv_snapshots_lost", bucket=str(bucket), snapshots=sorted(ids))
+
+    async def _change_all(
+        self,
+        buckets: Sequence[TableBucket],
+        make: Callable[[TableBucket, BucketRecord], BucketRecord],
+    ) -> None:
+        for at in range(0, len(buckets), RETAINED_AT_ONCE):
+            async with self._remotes.turn:
+                some = buckets[at : at + RETAINED_AT_ONCE]
+                there = [b for b in some if self._image.leader(b) is not None]
+                changed = await self._remotes.change_all(there, make)
+            if changed:
+                self._after_change(changed)
 
     # Deleting
 

@@ -11,16 +11,17 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from zufluss.cluster.image import ClusterImage
 from zufluss.config.load import DEFAULT_ORIGIN
 from zufluss.config.table_options import TABLE_ZUFLUSS_REMOTE_PLACEMENT
 from zufluss.coordinator.remote.inventory import GROUPS_AT_ONCE, GroupFiles, Inventory
 from zufluss.coordinator.remote.locations import DYNAMIC_ORIGIN, ConfigChange, LocationRegistry
+from zufluss.coordinator.remote.lost import Exclusive, LostLocations
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError, error
 from zufluss.remote.files import Usage
-from zufluss.remote.locations import AlterOp, Location, location_to_proto
+from zufluss.remote.locations import AdminState, AlterOp, Location, location_to_proto
 from zufluss.remote.placement import parse_policy
 from zufluss.wire import messages as m
 
@@ -45,15 +46,6 @@ READS: Final = 1
 CHECKS: Final = 2
 """The depth of an inspection that looks for each file."""
 
-T = TypeVar("T")
-
-
-class Exclusive(Protocol):
-    """`Catalog.exclusive`: runs work that must not overlap with a change of the catalog."""
-
-    async def __call__(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run the work, and return its result."""
-
 
 class LocationService:
     """Handlers of the APIs of remote locations and cluster configurations."""
@@ -64,11 +56,13 @@ class LocationService:
         inventory: Inventory,
         image: ClusterImage,
         exclusive: Exclusive,
+        lost: LostLocations,
     ) -> None:
         self._registry = registry
         self._inventory = inventory
         self._image = image
         self._exclusive = exclusive
+        self._lost = lost
 
     async def list_locations(
         self, request: m.ListLocationsRequest, ctx: RequestContext
@@ -126,13 +120,24 @@ class LocationService:
             uri=request.uri if request.HasField("uri") else None,
             weight=request.weight if request.HasField("weight") else None,
             expected_version=request.expected_version if expected else None,
+            force=request.force,
         )
+        if request.force:
+            await self._check_force(request)
         location = await self._altered(alter, request)
+        if location.state is AdminState.LOST:
+            self._lost.begin(location.location_id)
         return m.AlterLocationResponse(
             version=self._registry.locations.version,
             location=location_to_proto(location),
             pinned=self._pinned([location.location_id]).get(location.location_id),
         )
+
+    async def _check_force(self, request: m.AlterLocationRequest) -> None:
+        if request.op != AlterOp.RETIRE:
+            raise ConfigError("only a retirement can be forced; drop `force`")
+        if request.location_id not in self._registry.locations.lost:
+            await self._registry.check_destroyed(request.location_id)
 
     async def _altered(
         self, alter: Callable[..., Awaitable[Location | None]], request: m.AlterLocationRequest

@@ -306,6 +306,7 @@ class LocationRegistry:
         uri: str | None = None,
         weight: int | None = None,
         expected_version: int | None = None,
+        force: bool = False,
         ready: Callable[[], bool] = lambda: True,
     ) -> Location | None:
         """Add, change or retire a location; returns the location after that.
@@ -323,6 +324,7 @@ class LocationRegistry:
                 weight=weight,
                 live=self.live_files(),
                 expected_version=expected_version,
+                force=force,
             )
 
         marks = await self._marks(change())
@@ -337,6 +339,18 @@ class LocationRegistry:
         await self._tell(before)
         changed = [x for x in after.locations if x not in before.locations]
         return self.locations.get(changed[-1].location_id if location_id is None else location_id)
+
+    async def check_destroyed(self, location_id: int) -> None:
+        """Raise `ConfigError` if a location answers with its marker: then it can be drained."""
+        location = self.get(location_id)
+        if await self._problem(location, self._has_marker) is None:
+            raise ConfigError(
+                f"{location} works, so nothing in it is lost; drain it, which moves its files, and "
+                "then retire it. If only a part of its files is left, take its address away first"
+            )
+
+    async def _has_marker(self, location: Location) -> None:
+        await self.storage.check(location.location_id)
 
     # Markers
 

@@ -136,7 +136,7 @@ class Restorer:
             if known is not None:
                 writers, latest = known
                 return writers, max(timestamp, latest)
-        if not segments:
+        if not segments or segments[-1].end_offset < remote_end:  # the last ones were lost
             return WriterState(0).to_json(), timestamp
         file = segments[-1].writer_snapshot
         return await self._storage.read(file, limit=WRITERS_BYTES_MAX), timestamp
@@ -166,13 +166,17 @@ class Restorer:
             return None
 
     async def manifest(self, remote: BucketRemote) -> LogManifest | None:
-        """The manifest of a remote log, None if there is none."""
+        """The manifest of a remote log, None if there is none, or it was lost with its location."""
         if remote.manifest_path is None or remote.manifest_location is None:
+            return None
+        lost = self._storage.locations.lost
+        if remote.manifest_location in lost:
+            log.error("manifest_lost", bucket=str(remote.bucket), path=remote.manifest_path)
             return None
         data = await self._storage.read_at(
             remote.manifest_location, remote.manifest_path, limit=MANIFEST_BYTES_MAX
         )
-        return LogManifest.from_json(data)
+        return LogManifest.from_json(data).without_locations(lost)
 
     # -- the state ----------------------------------------------------------------------------
 

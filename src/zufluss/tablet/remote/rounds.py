@@ -64,6 +64,7 @@ def due(
         not remote.loaded
         or remote.pending is not None
         or remote.garbage
+        or _is_lost(remote, storage)
         or (copies and replica.log.closed_from(remote.copied_to))
         or expired_count(replica, remote, now_ms)
         or _drained(remote, storage)
@@ -97,7 +98,17 @@ def _manifest_drained(remote: RemoteLog, storage: RemoteStorage) -> bool:
 
 def _leaving(storage: RemoteStorage) -> set[int]:
     locations = storage.locations.locations
-    return {x.location_id for x in locations if x.state is not AdminState.ACTIVE}
+    stay = (AdminState.ACTIVE, AdminState.LOST)  # nothing can be moved out of a lost location
+    return {x.location_id for x in locations if x.state not in stay}
+
+
+def _is_lost(remote: RemoteLog, storage: RemoteStorage) -> bool:
+    """Whether segments or the manifest lie in a location that was destroyed."""
+    lost = storage.locations.lost
+    if not lost:
+        return False
+    in_lost = remote.manifest_file is not None and remote.manifest_file[0] in lost
+    return in_lost or any(s.location_id in lost for s in remote.manifest.segments)
 
 
 def take_note(remote: RemoteLog, bucket_remote: BucketRemote) -> None:
@@ -159,7 +170,8 @@ class RemoteRound:
             await self._settle(remote.pending, send=not self._may_be_gone(remote.pending))
         problem: Exception | None = None
         copy = (self._copy,) if copies else ()
-        for step in (self._delete_garbage, self._expire, *copy, self._leave_drained):
+        steps = (self._forget_lost, self._delete_garbage, self._expire, *copy, self._leave_drained)
+        for step in steps:
             try:
                 await step()
             except (ZuflussError, *UNKNOWN) as e:  # one location's failure stops no other step
@@ -179,7 +191,10 @@ class RemoteRound:
             take_note(remote, await self.context.bucket_remote(self.replica.bucket))
         manifest = LogManifest(self.replica.path, self.replica.bucket)
         if remote.manifest_file is not None:
-            manifest = await self._read_manifest(*remote.manifest_file)
+            if remote.manifest_file[0] in self.storage.locations.lost:
+                log.error("manifest_lost", log=str(self.replica.log), range=remote.range)
+            else:
+                manifest = await self._read_manifest(*remote.manifest_file)
         remote.take_over(manifest, remote.manifest_file)
         log.debug("remote_log_read", log=str(self.replica.log), range=remote.range)
 
@@ -206,14 +221,19 @@ class RemoteRound:
         bucket, context = self.replica.bucket, self.context
         return await self.storage.upload(uploads, context.policy(bucket), context.home(bucket))
 
-    async def _commit(self, manifest: LogManifest, removed: Sequence[RemoteFile]) -> None:
-        """Upload a manifest and commit it at the coordinator."""
+    async def _commit(
+        self,
+        manifest: LogManifest,
+        removed: Sequence[RemoteFile],
+        copied_to: int | None = None,
+    ) -> None:
+        """Upload a manifest and commit it at the coordinator; see `PendingManifest`."""
         path = new_manifest(self.remote.directory)
         data = await asyncio.to_thread(manifest.to_json)
         file = await self._upload_manifest(manifest, Upload(path, data))
         self.uploaded.append(file)
         self.files.reach("remote-manifest")
-        self.remote.pending = PendingManifest(manifest, file, tuple(removed), self.begun)
+        self.remote.pending = PendingManifest(manifest, file, tuple(removed), self.begun, copied_to)
         await self._settle(self.remote.pending)
 
     async def _upload_manifest(self, manifest: LogManifest, upload: Upload) -> RemoteFile:
@@ -236,8 +256,9 @@ class RemoteRound:
         """Whether the sweep or a retired location may have deleted files of a pending manifest."""
         if self._loop.time() - pending.since > self.settings.sweep_grace_seconds / 2:
             return True
-        live = {x.location_id for x in self.storage.locations.live}
-        return not live.issuperset(f.location_id for f in (pending.file, *pending.manifest.files))
+        locations = self.storage.locations.locations
+        there = {x.location_id for x in locations if x.state is not AdminState.RETIRED}
+        return not there.issuperset(f.location_id for f in (pending.file, *pending.manifest.files))
 
     async def _settle(self, pending: PendingManifest, *, send: bool = True) -> None:
         """Find out whether a pending manifest is committed; commits it again if `send` is set."""
@@ -262,13 +283,14 @@ class RemoteRound:
         manifest, remote = pending.manifest, self.remote
         end = manifest.end_offset
         start = manifest.start_offset
+        nothing_at = remote.copied_to if pending.copied_to is None else pending.copied_to
         return ManifestCommit(
             self.replica.bucket,
             self.replica.leader_epoch,
             pending.file.location_id,
             pending.file.path,
-            remote.copied_to if start is None else start,
-            remote.copied_to if end is None else end,
+            nothing_at if start is None else start,
+            nothing_at if end is None else end,
             usage(manifest.files),
             None if remote.manifest_file is None else remote.manifest_file[1],
         )
@@ -276,7 +298,8 @@ class RemoteRound:
     def _take_over(self, pending: PendingManifest, base: tuple[int, str] | None) -> None:
         remote = self.remote
         remote.pending = None
-        remote.take_over(pending.manifest, (pending.file.location_id, pending.file.path))
+        file = pending.file.location_id, pending.file.path
+        remote.take_over(pending.manifest, file, pending.copied_to)
         remote.garbage += pending.removed
         if base is not None:
             remote.garbage.append(RemoteFile(*base, 0, 0))
@@ -419,6 +442,37 @@ class RemoteRound:
                 remote.manifest.without(count), [file for s in gone for file in s.files]
             )
             log.info("remote_segments_expired", log=str(self.replica.log), count=count)
+
+    async def _forget_lost(self) -> None:
+        """Remove the segments of destroyed locations from the manifest.
+
+        From the first lost segment on that this server still has, everything is copied again.
+        """
+        remote, lost = self.remote, self.storage.locations.lost
+        if not _is_lost(remote, self.storage):
+            return
+        self._check_placeable()
+        here = self.replica.log.log_start_offset
+        before = remote.manifest
+        again = [s for s in before.segments if s.start_offset >= here and s.location_id in lost]
+        copied_to = before.end_offset or here
+        left = before
+        if again or not before.segments:
+            copied_to = again[0].start_offset if again else here
+            left = replace(
+                before, segments=tuple(s for s in before.segments if s.end_offset <= copied_to)
+            )
+        left = left.without_locations(lost)
+        kept = {s.segment_id for s in left.segments}
+        dropped = [s for s in before.segments if s.segment_id not in kept]
+        removed = [f for s in dropped for f in s.files if f.location_id not in lost]
+        await self._commit(left, removed, copied_to)
+        log.error(
+            "remote_segments_lost",
+            log=str(self.replica.log),
+            lost=[(s.start_offset, s.end_offset) for s in dropped if s.end_offset <= here],
+            copied_again_from=copied_to,
+        )
 
     async def _leave_drained(self) -> None:
         """Move a few segments, and the manifest, out of locations that are to become empty."""

@@ -651,6 +651,7 @@ class AlterLocationRequest(_message.Message):
     URI_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     op: _builtins.int
     """0 add, 1 drain, 2 activate, 3 retire, 4 set weight, 5 move"""
     location_id: _builtins.int
@@ -661,6 +662,8 @@ class AlterLocationRequest(_message.Message):
     """of add and set weight"""
     expected_version: _builtins.int
     """refused when the registry has another one"""
+    force: _builtins.bool
+    """of retire: the location was destroyed, with files in use"""
     def __init__(
         self,
         *,
@@ -669,10 +672,11 @@ class AlterLocationRequest(_message.Message):
         uri: _builtins.str | None = ...,
         weight: _builtins.int | None = ...,
         expected_version: _builtins.int | None = ...,
+        force: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expected_version", b"expected_version", "location_id", b"location_id", "op", b"op", "uri", b"uri", "weight", b"weight"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expected_version", b"expected_version", "force", b"force", "location_id", b"location_id", "op", b"op", "uri", b"uri", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_version", b"expected_version", "location_id", b"location_id", "op", b"op", "uri", b"uri", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_version", b"expected_version", "force", b"force", "location_id", b"location_id", "op", b"op", "uri", b"uri", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
