@@ -279,3 +279,48 @@ async def test_a_projection_of_rows_is_refused_as_one(tmp_path: Path) -> None:
     entry = await connection.fetched(tablet.fetch(connection, columns=[0]))
     assert entry.error_code == ErrorCode.INVALID_COLUMN_PROJECTION
     await tablet.server.close()
+
+
+@pytest.mark.parametrize("columns", [None, (0,)])
+@pytest.mark.parametrize("filtered", [False, True])
+async def test_a_long_read_is_done_in_turns_and_returns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: tuple[int, ...] | None, filtered: bool
+) -> None:
+    """Other requests would wait for as long as 64 MB take to be read and projected."""
+    tablet = await Tablet(tmp_path, properties={"table.statistics.columns": "*"}).start()
+    connection = Connection()
+    sizes = []
+    for number in range(20):  # every third batch does not match
+        value = 1 if number % 3 else 9
+        rows = pa.RecordBatch.from_arrays([pa.array([value]), pa.array(["x"])], schema=SCHEMA.arrow)
+        records = batch(number + 1, statistics=build_statistics(rows, SCHEMA, (0,)))
+        sizes.append(len(records))
+        request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+        request.buckets_req.add(bucket_id=0, records=records)
+        sent = connection.send(tablet.server.produce.handle, request)
+        assert await connection.produced(sent) == [(0, 0)]
+
+    def read() -> tuple[int, bytes, int | None]:
+        request = filtered_request(1) if filtered else fetch_request()
+        (table,) = request.tables_req
+        if columns is not None:
+            table.projection_pushdown_enabled = True
+            table.projected_fields.extend(columns)
+        reader = FetchReader(tablet.server.buckets, tablet.server.remote_logs, request)
+        reading, turns = reader.read(nowait=False), 1
+        while True:
+            try:
+                next(reading)
+            except StopIteration as end:
+                ((bucket,),) = (table.buckets for table in end.value)
+                return turns, b"".join(bucket.records), bucket.filtered_end_offset
+            turns += 1
+
+    turns, records, end = read()
+    assert turns == 1
+    monkeypatch.setattr("zufluss.tablet.fetch_reader.TURN_BYTES", 2 * max(sizes))
+    monkeypatch.setattr("zufluss.tablet.fetch_reader.WORK_BYTES", 0)
+    more_turns, same_records, same_end = read()
+    assert (same_records, same_end) == (records, end)
+    assert more_turns > 4
+    await tablet.server.close()

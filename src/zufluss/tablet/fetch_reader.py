@@ -231,25 +231,18 @@ class FetchReader:
         first = not self.bytes_read and not self.short
         records: Buffers = []
         filtered_end: int | None = None
-        projector = self._buckets.tables[table.table_id].projector
         if not (room > 0 or first) or left <= 0 or self.prune_work >= PRUNE_WORK_MAX:
             pass
-        elif table.columns is not None and table.may_match is None:
-            records, span = read_projected(
-                log, projector, table.columns, offset, room, left, at_least_one=first, nowait=nowait
+        elif table.may_match is not None:
+            records, filtered_end = yield from self._filtered(
+                table, log, offset, room, first, nowait
             )
-            self.bytes_found += span
-            self.bytes_passed += span
-        elif table.may_match is None:
-            records = yield from self._whole_batches(log, offset, room, first, nowait)
+        elif table.columns is not None:
+            records = yield from self._projected(
+                table, table.columns, log, offset, room, first, nowait
+            )
         else:
-            read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
-            self.bytes_found += len(read.records)
-            self.bytes_passed += len(read.records)
-            if len(read.records):
-                records, filtered_end = yield from self._prune(table, table.may_match, read.records)
-            if table.columns is not None:
-                records = [p for r in records for p in projector.project_all(r, table.columns)]
+            records = yield from self._whole_batches(log, offset, room, first, nowait)
         self.bytes_read += sum(map(len, records))
         if filtered_end is not None:
             self.answer_now = True
@@ -279,12 +272,73 @@ class FetchReader:
             self.bytes_found += size
             self.bytes_passed += size
             room -= size
-            if room <= 0 or some < TURN_BYTES:
-                return records
             offset, first = read.end_offset, False
+            if some < TURN_BYTES or room <= 0 or offset >= log.high_watermark:
+                return records
             yield from self._pause()
             if self.short:
                 return records
+
+    def _projected(
+        self,
+        table: TableFetch,
+        columns: tuple[int, ...],
+        log: Log,
+        offset: int,
+        room: int,
+        first: bool,
+        nowait: bool,
+    ) -> Generator[None, None, Buffers]:
+        """The batches of a bucket with some columns, a few megabytes of the log in each turn."""
+        projector = self._buckets.tables[table.table_id].projector
+        records: Buffers = []
+        while True:
+            span_max = min(TURN_BYTES, READ_BYTES_MAX - self.bytes_passed)
+            if span_max <= 0:
+                return records
+            some, span, offset = read_projected(
+                log, projector, columns, offset, room, span_max, at_least_one=first, nowait=nowait
+            )
+            records += some
+            self.bytes_found += span
+            self.bytes_passed += span
+            room -= sum(map(len, some))
+            if span < span_max or room <= 0 or offset >= log.high_watermark:
+                return records
+            first = False
+            yield from self._pause()
+            if self.short:
+                return records
+
+    def _filtered(
+        self, table: TableFetch, log: Log, offset: int, room: int, first: bool, nowait: bool
+    ) -> Generator[None, None, tuple[Buffers, int | None]]:
+        """The batches that may match, a few megabytes in each turn; see `_prune` for the offset."""
+        assert table.may_match is not None
+        projector = self._buckets.tables[table.table_id].projector
+        records: Buffers = []
+        filtered_end: int | None = None
+        while True:
+            some = min(max(room, 0), TURN_BYTES)
+            read = log.read(offset, some, at_least_one=first or room > some, nowait=nowait)
+            size = len(read.records)
+            if not size or (size > room and not first):
+                return records, filtered_end
+            self.bytes_found += size
+            self.bytes_passed += size
+            room -= size
+            matches, filtered_end = yield from self._prune(table, table.may_match, read.records)
+            if table.columns is not None:
+                matches = [p for r in matches for p in projector.project_all(r, table.columns)]
+            records += matches
+            offset, first = read.end_offset, False
+            if some < TURN_BYTES or room <= 0 or offset >= log.high_watermark:
+                return records, filtered_end
+            if self.prune_work >= PRUNE_WORK_MAX:
+                return records, filtered_end
+            yield from self._pause()
+            if self.short:
+                return records, filtered_end
 
     def _remote_bucket(self, bucket: BucketFetch, replica: Replica, offset: int) -> FetchedBucket:
         """Answer with the remote segments that have an offset; nothing while they are looked up."""

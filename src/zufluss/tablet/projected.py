@@ -27,20 +27,21 @@ def read_projected(
     *,
     at_least_one: bool,
     nowait: bool,
-) -> tuple[list[Any], int]:
-    """Batches from `offset` on with these columns only, and how many bytes they have in the log.
+) -> tuple[list[Any], int, int]:
+    """Batches from `offset` on with these columns only; their bytes in the log; their end offset.
 
-    `bytes_max` and `at_least_one` are about projected batches, `span_max` about those in the log;
-    errors as of `Log.read`.
+    `bytes_max` and `at_least_one` are about projected batches. The batches of the log end where
+    they have `span_max` bytes or more. Errors as of `Log.read`.
     """
     records: list[Any] = []
-    room, span = bytes_max, 0
+    room, span = max(bytes_max, 0), 0
     while offset < log.high_watermark and span < span_max and (room > 0 or not records):
         first = at_least_one and not records
         large = log.large_batch(offset) if nowait else None
         if large is None:
-            read = log.read(offset, max(room, 0), at_least_one=first, nowait=nowait)
-            if not len(read.records):
+            some = min(room, span_max - span)
+            read = log.read(offset, some, at_least_one=first or some < room, nowait=nowait)
+            if not len(read.records) or (len(read.records) > room and not first):
                 break
             batches = projector.project_all(read.records, columns)
             offset = read.end_offset
@@ -55,7 +56,7 @@ def read_projected(
             span += large.header.size
         records += batches
         room -= sum(map(len, batches))
-    return records, span
+    return records, span, offset
 
 
 def _read_pieces(
