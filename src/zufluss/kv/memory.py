@@ -135,7 +135,7 @@ class KvMemory:
         self._retired_bytes = 0
         """Bytes that were ever retired; the worker counts."""
         self._freed_bytes = 0
-        """Bytes of these that are free again; whoever frees them counts."""
+        """Bytes of these that are free again; the event loop counts, which frees them."""
         self._low = max(
             self.arena.reserve + EVICT_SEGMENTS * self.arena.segment_bytes,
             self.arena.budget // LOW_SHARE,
@@ -204,7 +204,7 @@ class KvMemory:
         self._on_retired(partial(self._free, start, size))
 
     def flush_ended(self, *, failed: bool) -> None:
-        """Take notice of the end of a bucket's flush; after a failure no other begins at once."""
+        """Note that the flush of a bucket has ended; after a failure no other begins at once."""
         self._flushes_ended += 1
         if failed:
             self._no_flush_before = time.monotonic() + FLUSH_PAUSE_SECONDS

@@ -83,9 +83,9 @@ class KvStore:
         self.dirty_bytes = 0
         """Bytes of memory that wait for a flush, rounded up to whole segments at its end."""
         self.used = True
-        """The store was read or written since its memory looked last."""
+        """The store was read or written since rows were last dropped to make room."""
         self.last_use = memory.evicted_bytes
-        """When that was seen last, by the clock of its memory."""
+        """The `evicted_bytes` of the memory when `used` was last found set."""
         self.flush_wanted: Callable[[], None] = self._flush_as_recorded
         """Begins a flush when memory is short; the owner, which knows the row count, sets it."""
         self._state = state

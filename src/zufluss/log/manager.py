@@ -444,7 +444,7 @@ class LogManager:
             self._flusher.flush(dirty, self._not_flushed)
 
     def _not_flushed(self, undone: set[Log]) -> None:
-        """Sync the logs with the next timer whose files could not be opened."""
+        """Have logs whose files could not be opened synced when the timer fires again."""
         if self._flush is FlushMode.INTERVAL:
             self._dirty.update((log, None) for log in undone if log.failure is None)
 

@@ -92,7 +92,7 @@ class ContentCheck(NamedTuple):
 
 
 class LaterChecks:
-    """Content checks that take too long for where the batches are checked: somebody does them."""
+    """Checks of compressed content that the caller does later, because they take long."""
 
     def __init__(self, bytes_max: int) -> None:
         """Content of up to `bytes_max` bytes together is checked at once."""

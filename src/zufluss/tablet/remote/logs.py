@@ -84,7 +84,7 @@ class RemoteLogRunner:
     def adopt(self, replica: Replica, bucket_remote: BucketRemote) -> None:
         """Give a bucket that was opened its remote log, whose manifest is read soon.
 
-        `told` is what the coordinator knows of the remote log.
+        `bucket_remote` is what the coordinator knows of the remote log.
         """
         remote = self._remote_log(replica, has_files=bucket_remote.manifest_path is not None)
         if remote is not None and not remote.loaded:
