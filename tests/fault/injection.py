@@ -107,23 +107,22 @@ class Injector:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """See the calls of this thread and of the threads that are started meanwhile."""
-        sys.setprofile(self._profile)
+        """See the calls of the threads that are started meanwhile, as soon as it is armed."""
         threading.setprofile(self._profile)
         try:
             yield
         finally:
-            self.armed = False
-            sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]
 
     @contextmanager
     def arming(self, point: Point | None) -> Iterator[None]:
-        """Count calls, and make the named one fail."""
+        """Count calls, also of this thread, and make the named one fail."""
         self._point, self.armed = point, True
+        sys.setprofile(self._profile)
         try:
             yield
         finally:
+            sys.setprofile(None)
             self.armed = False
 
     @contextmanager
@@ -133,7 +132,7 @@ class Injector:
         try:
             yield
         finally:
-            self.armed = armed
+            self.armed = armed and self.raised is None
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if not self.armed:
@@ -157,9 +156,10 @@ class Injector:
     def _pass(self, frame: FrameType, error: str, name: str) -> None:
         self.counts[error, name] += 1
         point = self._point
-        if point is None or self.raised is not None or point[:2] != (error, name):
+        if point is None or point[:2] != (error, name):
             return
         if self.counts[error, name] == point.hit:
+            self.armed = False
             self.raised = "".join(traceback.format_stack(frame))
             raise point.exception()
 

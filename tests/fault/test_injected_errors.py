@@ -9,12 +9,12 @@ The same holds for a server that starts with the files as they are then.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import shutil
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -25,8 +25,11 @@ from tests.tablet.gateway import Gateway
 from zufluss.log.manager import LogManager
 from zufluss.tablet import reopen
 
-HITS: int = 5
+HITS: Final = 5
 """Calls of one function that fail, one in each run; the last call besides."""
+
+PARTS: Final = 8 if FULL else 1
+"""Tests that the runs of a scene are divided into."""
 
 Scene = Callable[[Path, Injector, Point | None], Awaitable[None]]
 """A life of a server; calls are counted and fail in a part of it."""
@@ -129,9 +132,8 @@ async def opened_again(root: Path, injector: Injector, point: Point | None) -> N
 
 async def started(root: Path, injector: Injector, point: Point | None) -> None:
     """It fails while a server starts after a crash."""
-    template = root.with_name("crashed")
     gateway = Gateway()
-    first = template.with_name("first")
+    first = root.with_name("first")
     async with serving(first, gateway) as node:
         load = Load(node, injector)
         await work(load)
@@ -142,6 +144,7 @@ async def started(root: Path, injector: Injector, point: Point | None) -> None:
             await node.start()
         except Exception:  # the process would end, and be started again
             with injector.paused():
+                await node.server.close()
                 load.node = node = Node(root, gateway)
                 await node.start()
         await node.until_open()
@@ -162,7 +165,9 @@ async def stopped(root: Path, injector: Injector, point: Point | None) -> None:
             await node.stop()
         except Exception:  # the process ends
             traceback.print_exc()
-    await check_files(root, load)
+    copy = root.with_name("copy")
+    shutil.copytree(root, copy)
+    await check_files(copy, load)
 
 
 # -- every call -------------------------------------------------------------------------------
@@ -191,22 +196,35 @@ async def failing(scene: Scene, root: Path, point: Point | None, injector: Injec
     return None
 
 
+_counted: dict[Scene, Injector] = {}
+
+
+async def counted(scene: Scene, root: Path) -> Injector:
+    """Count the calls of a scene in which nothing fails."""
+    if scene not in _counted:
+        injector = Injector()
+        assert await failing(scene, root, None, injector) is None
+        _counted[scene] = injector
+    return _counted[scene]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ["memory", "EMFILE", "ENOSPC"])
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(("error", "sample"), [("memory", 2), ("EMFILE", 1), ("ENOSPC", 1)])
 @pytest.mark.parametrize("scene", [served, opened_again, started, stopped])
 async def test_a_shortage_at_any_call_loses_nothing_and_breaks_nothing(
-    scene: Scene, error: str, tmp_path: Path, rng: random.Random
+    scene: Scene, error: str, sample: int, part: int, tmp_path: Path, rng: random.Random
 ) -> None:
-    counting = Injector()
-    assert await failing(scene, tmp_path / "counted", None, counting) is None
-    points = points_of(counting, error)
+    points = points_of(await counted(scene, tmp_path / "counted"), error)
     assert points
-    if not FULL:
-        points = rng.sample(points, min(rounds(2, len(points)), len(points)))
+    if FULL:
+        points = points[part::PARTS]
+    else:
+        points = rng.sample(points, min(rounds(sample, len(points)), len(points)))
     problems = []
     for number, point in enumerate(points):
+        print(point)
         problem = await failing(scene, tmp_path / str(number), point, Injector())
         if problem is not None:
             problems.append(problem)
-    await asyncio.sleep(0)
     assert not problems, f"{len(problems)} of {len(points)}\n" + "\n\n".join(problems)

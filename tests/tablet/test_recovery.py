@@ -334,12 +334,15 @@ async def test_a_bucket_that_fails_while_the_server_stops_is_not_opened_again(
 
 @pytest.mark.parametrize(
     ("owner", "step"),
-    [(LogManager, "let_go"), (KvHost, "stop"), (Replica, "release"), (Buckets, "refuse")],
-)
-async def test_a_bucket_whose_closing_was_interrupted_is_opened_again(
+    [
+        (LogManager, "let_go"), (KvHost, "stop"), (Replica, "release"), (Buckets, "refuse"),
+        (LogManager, "settle"), (Buckets, "add"), (KvHost, "open"),
+    ],
+)  # fmt: skip
+async def test_a_bucket_whose_recovery_was_interrupted_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
 ) -> None:
-    """Memory runs out in one of the steps between a failure and the first retry."""
+    """Memory runs out once, in one of the steps from the failure to the open bucket."""
     real = getattr(owner, step)
     failures = [MemoryError()]
 

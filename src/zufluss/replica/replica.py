@@ -235,7 +235,10 @@ class Replica:
         """Open a bucket that was refused earlier; raises as `open` while it still cannot be."""
         host.logs.allow(assignment.table_bucket)
         replica = await cls.open(host, assignment, settings, copy)
-        host.logs.settle(assignment.table_bucket)
+        try:
+            host.logs.settle(assignment.table_bucket)
+        except Exception as e:  # the next start reads and removes them
+            logger.error("commit_files_kept", bucket=str(replica.bucket), reason=repr(e))
         return replica
 
     def alter(self, settings: ReplicaSettings) -> None:
@@ -377,8 +380,11 @@ class Replica:
         for fetch in tuple(self.fetch_waiters):
             fetch.wake()
 
-    def fail(self, reason: str) -> None:
-        """State or log of this bucket are in doubt: refuse everything until it was opened again."""
+    def fail(self, reason: str) -> LogStorageError:
+        """State or log of this bucket are in doubt: refuse everything until it was opened again.
+
+        Returns the answer to requests.
+        """
         if self.failure is None:
             self.failure = LogStorageError(
                 f"{self.path} bucket {self.bucket.bucket_id}: {reason}; the server opens the "
@@ -388,6 +394,7 @@ class Replica:
                 self.release()
             finally:
                 self._host.failed(self)
+        return self.failure
 
     def found_failure(self) -> Exception | None:
         """Why the bucket takes no writes, whoever noticed; None if it takes them."""

@@ -194,7 +194,13 @@ class Assignments:
             remotes = await self._remotes([assignment])
         settings = self._buckets.table(bucket.table_id).settings
         copy = BucketCopy(self._restorer, self._remote_logs, assignment, remotes[bucket])
-        self._buckets.add(await open_replica(self._host, assignment, settings, copy))
+        replica = await open_replica(self._host, assignment, settings, copy)
+        try:
+            self._buckets.add(replica)
+        except BaseException:  # the next try opens its files again
+            self._closing[replica] = False
+            self._finish_closing(replica, delete=False)
+            raise
 
     def close(self, stop: ReplicaStop) -> None:
         """Give a bucket up, open or refused; its files go if the order says delete."""

@@ -194,10 +194,10 @@ class Buckets:
         bucket = replica.bucket
         table = self.table(bucket.table_id)
         key = (bucket.partition_id, bucket.bucket_id)
-        table.refused.pop(key, None)
         replica.alter(table.settings)  # the table may have changed while the bucket came up
-        table.replicas[key] = replica
         self.by_log[replica.log] = replica
+        table.replicas[key] = replica
+        table.refused.pop(key, None)
 
     def remove(self, replica: Replica) -> None:
         """A replica is about to be closed."""

@@ -49,20 +49,13 @@ class Durability:
     ) -> None:
         """`view[start:end]` is in the log of the replica: acknowledge it when the mode says so.
 
-        Raises `LogStorageError`, and the bucket is opened again, if that is not possible.
+        After an exception its caller fails the replica: what is in the log may never be durable.
         """
-        try:
-            if self._acknowledge_written or self.logs.commit(
-                replica.log, end_offset, view[start:end]
-            ):
-                replica.advance(end_offset)
-            elif not self._commit_scheduled:
-                self._loop.call_soon(self.commit)
-                self._commit_scheduled = True
-        except Exception as e:
-            replica.fail(f"a write was not committed ({reason_of(e)})")
-            assert replica.failure is not None
-            raise replica.failure from e
+        if self._acknowledge_written or self.logs.commit(replica.log, end_offset, view[start:end]):
+            replica.advance(end_offset)
+        elif not self._commit_scheduled:
+            self._loop.call_soon(self.commit)
+            self._commit_scheduled = True
 
     def commit(self) -> None:
         """Commit what was appended: at the end of a turn, and now and then in case that failed."""

@@ -34,6 +34,7 @@ from zufluss.errors import (
     InvalidRequiredAcksError,
     LogStorageError,
     ZuflussError,
+    reason_of,
     refusal_of,
 )
 from zufluss.log.log import AppendResult
@@ -409,7 +410,10 @@ class ProduceHandler:
             if replica.failure is not None:
                 raise replica.failure
             appended = replica.log.append_new(view, gathered.batches, self._clock_ms())
-            self._durability.appended(replica, appended.end_offset, view, 0, len(view))
+            try:
+                self._durability.appended(replica, appended.end_offset, view, 0, len(view))
+            except Exception as e:
+                raise replica.fail(f"an append was not committed ({reason_of(e)})") from e
         except Exception as e:
             self._refuse_gathered(e, gathered, bucket)
             return
@@ -555,9 +559,11 @@ class ProduceHandler:
             raise replica.failure
         appended = replica.log.append(view, batches, self._clock_ms())
         if not appended.duplicate:
-            self._durability.appended(
-                replica, appended.end_offset, view, batches[0].start, batches[-1].end
-            )
+            start, end = batches[0].start, batches[-1].end
+            try:
+                self._durability.appended(replica, appended.end_offset, view, start, end)
+            except Exception as e:
+                raise replica.fail(f"an append was not committed ({reason_of(e)})") from e
         return appended
 
     def _await(

@@ -39,7 +39,6 @@ from zufluss.errors import (
     ColumnLockedError,
     ErrorCode,
     InvalidRequiredAcksError,
-    LogStorageError,
     ProducerFencedError,
     StorageBackpressureError,
     ZuflussError,
@@ -395,7 +394,7 @@ class PutHandler:
             self.refuse(entry, e, bucket.table_id, _bucket_key(replica))
             return
         except Exception as e:
-            error = self._fail(replica, f"a put was not completed ({reason_of(e)})")
+            error = replica.fail(f"a put was not completed ({reason_of(e)})")
             self.refuse(entry, error, bucket.table_id, _bucket_key(replica))
             return
         if replica.tablet.flush_due(self._flush_bytes):
@@ -408,14 +407,14 @@ class PutHandler:
             raise self._buckets.why_not(*replica.bucket)
         if isinstance(outcome, StateAheadError) or replica.tablet.failure is not None:
             reason = reason_of(replica.tablet.failure or outcome)
-            raise self._fail(replica, f"a put was not completed ({reason})")
+            raise replica.fail(f"a put was not completed ({reason})")
         if isinstance(outcome, Exception):
             if not isinstance(outcome, ZuflussError):
                 log.error("put_failed", bucket=str(replica.bucket), exc_info=outcome)
             raise refusal_of(outcome)
         if outcome.batch is None:
             if outcome.end_offset > replica.log.log_end_offset:
-                raise self._fail(replica, "a put that is in the state is not in the log")
+                raise replica.fail("a put that is in the state is not in the log")
             return outcome.end_offset
         view, checked = outcome.batch
         replica.tablet.unflushed_bytes += len(view)
@@ -424,18 +423,13 @@ class PutHandler:
             appended = replica.log.append_new(view, (checked,), outcome.now_ms)
         except Exception as e:
             reason = f"the changelog of a put was not written ({reason_of(e)})"
-            raise self._fail(replica, reason) from e
+            raise replica.fail(reason) from e
         if appended.end_offset != outcome.end_offset:
-            raise self._fail(
-                replica, f"the changelog ends at {appended.end_offset}, not {outcome.end_offset}"
+            raise replica.fail(
+                f"the changelog ends at {appended.end_offset}, not {outcome.end_offset}"
             )
         self._durability.appended(replica, appended.end_offset, view, 0, len(view))
         return outcome.end_offset
-
-    def _fail(self, replica: Replica, reason: str) -> LogStorageError:
-        replica.fail(reason)
-        assert replica.failure is not None
-        return replica.failure
 
     def refuse(
         self, entry: PutEntry | ServerPut, problem: Exception, table_id: int, bucket: BucketKey

@@ -59,7 +59,7 @@ FORMAT_VERSION = 5
 TABLE_SUFFIX = ".sst"
 """Suffix of table files. A database never uses a name twice."""
 
-_NO_DESCRIPTOR = os.strerror(errno.EMFILE)
+_SHORTAGES = tuple(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)))
 _CRC32C = 1
 _FOOTER_BYTES = 53
 _FOOTER_VERSION = struct.Struct("<I")
@@ -185,22 +185,24 @@ class ColdTier:
     def _use(self, work: Callable[[Rdict], T]) -> T:
         """Run something with the open database.
 
-        Raises `StorageBackpressureError` if there are no descriptors, for it or its table files.
+        Raises `StorageBackpressureError` if there are no descriptors, for it or its table files, or
+        no space on the disk, which RocksDB needs also when it opens a database.
         """
         try:
             return self._try(work)
         except Exception as e:
-            if _NO_DESCRIPTOR not in str(e):
+            if not _is_shortage(e):
                 raise
         self._databases.close_all_idle()
         try:
             return self._try(work)
         except Exception as e:
-            if _NO_DESCRIPTOR not in str(e):
+            if not _is_shortage(e):
                 raise
             raise StorageBackpressureError(
-                f"{self.directory} could not be opened: the process has no descriptor left ({e}); "
-                "try again after a pause, or raise the limit of open files of the server"
+                f"{self.directory} could not be used: the process has no descriptor left, or the "
+                f"disk no space ({e}); try again after a pause, or raise the limit of open files "
+                "of the server, or free space"
             ) from e
 
     def _try(self, work: Callable[[Rdict], T]) -> T:
@@ -225,6 +227,11 @@ class ColdTier:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether RocksDB, which reports errors as text, lacks descriptors or space."""
+    return any(shortage in str(error) for shortage in _SHORTAGES)
 
 
 def _keys(database: Rdict, low: bytes, high: bytes | None) -> Iterator[bytes]:
