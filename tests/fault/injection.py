@@ -48,8 +48,9 @@ WRITING: Final = frozenset(
 ROCKSDB: Final = "kv.cold.rocks.ColdTier._try"
 """Everything that is done with RocksDB."""
 
-NEVER: Final = ("__del__", "__repr__", "__str__")
-"""Functions whose exceptions Python swallows, or that only logs call."""
+NEVER: Final = ("__del__", "__repr__", "__str__", "_report")
+"""Functions whose exceptions Python swallows, or that only logs call; and `ThreadWorker._report`,
+which brings the outcomes of a thread to the event loop: nobody is left who could notice."""
 
 _SOURCE: Final = f"{Path(zufluss.__file__).parent}{os.sep}"
 

@@ -20,6 +20,7 @@ from zufluss.log.config import FlushMode, LogConfig
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.log import WRITERS_INLINE, AppendResult, Log
 from zufluss.log.manager import COMMIT_DIRECTORY, COPY_BYTES_MAX, LogManager, log_directory
+from zufluss.log.worker import ThreadWorker
 from zufluss.log.writer_state import WriterState
 from zufluss.model.table import PhysicalTablePath, TableBucket
 
@@ -700,3 +701,19 @@ async def test_a_group_that_cannot_be_finished_fails_its_logs_and_no_later_group
     server.append(SECOND)
     server.sync()
     assert server.durable == [(SECOND, 2)]
+
+
+async def test_an_outcome_that_memory_ran_out_for_is_delivered_again() -> None:
+    worker = ThreadWorker("test", asyncio.get_running_loop())
+    outcomes: asyncio.Queue[int] = asyncio.Queue()
+    failures = [MemoryError()]
+
+    def done(outcome: int) -> None:
+        if failures:
+            raise failures.pop()
+        outcomes.put_nowait(outcome)
+
+    worker.submit(lambda: 1, done)
+    worker.submit(lambda: 2, done)
+    assert [await outcomes.get(), await outcomes.get()] == [1, 2]
+    await asyncio.get_running_loop().run_in_executor(None, worker.stop)

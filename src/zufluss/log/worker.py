@@ -23,7 +23,7 @@ Job = Callable[[], Any]
 """Runs in the thread."""
 
 Done = Callable[[Any], None]
-"""Runs on the loop, with the job's result or its exception."""
+"""Runs on the loop, with the job's result or its exception; once more if memory ran out in it."""
 
 
 class Worker(Protocol):
@@ -86,7 +86,11 @@ class ThreadWorker:
         try:
             while self._outcomes:
                 done, outcome = self._outcomes.popleft()
-                done(outcome)
+                try:
+                    done(outcome)
+                except MemoryError:  # perhaps before it began, and somebody waits for it
+                    log.exception("outcome_not_taken")
+                    done(outcome)
         finally:
             if self._outcomes:  # one of them raised, which the loop logs; the others continue
                 self._loop.call_soon(self._report)
