@@ -251,6 +251,27 @@ def test_a_killed_flush_process_is_replaced_and_the_flush_succeeds(
     assert get(store, keys) == [None] * 50 + values[50:]
 
 
+def test_a_store_whose_last_flush_fails_gives_back_memory_and_files_all_the_same(
+    tmp_path: Path, memory: KvMemory
+) -> None:
+    """The state is opened again later, and RocksDB allows one owner of its files at a time."""
+    store = open_store(tmp_path / "bucket", memory)
+    keys, values = rows(100)
+    put(store, keys, values, 0)
+    store.horizon = 100
+    (tmp_path / "bucket" / TABLE_FILE).mkdir()  # a table file cannot be written
+    free = memory.arena.free_bytes
+    with pytest.raises(OSError, match=TABLE_FILE):
+        store.close(100, 100)
+    assert memory.arena.free_bytes > free
+    assert store not in memory.stores
+    assert memory.dirty_bytes == 0
+    (tmp_path / "bucket" / TABLE_FILE).rmdir()
+    again = open_store(tmp_path / "bucket", memory)
+    assert again.flushed_offset == 0
+    again.abandon()
+
+
 def test_a_flush_process_killed_in_the_middle_of_a_table_loses_nothing(
     store: KvStore, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -393,12 +393,17 @@ class KvStore:
     # ------------------------------------------------------------------------------- end of life
 
     def close(self, horizon: int, row_count: int, meta: dict[str, Any] | None = None) -> None:
-        """Flush everything below the horizon, then release all memory and files."""
-        self.flush_wait()
-        if horizon > self.flushed_offset:
-            self.flush_begin(horizon, row_count, meta)
+        """Flush everything below the horizon, then release all memory and files.
+
+        They are released also if the flush fails, which is raised: the log has all changes.
+        """
+        try:
             self.flush_wait()
-        self.abandon()
+            if horizon > self.flushed_offset:
+                self.flush_begin(horizon, row_count, meta)
+                self.flush_wait()
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Release all memory and files without a flush; the next start replays the changelog."""

@@ -21,7 +21,7 @@ import structlog
 
 from zufluss.config import options
 from zufluss.config.load import Configuration
-from zufluss.errors import UnknownTableOrBucketError, ZuflussError
+from zufluss.errors import UnknownTableOrBucketError, reason_of
 from zufluss.kv.cold.checkpoint import CHECKPOINT_DIRECTORY, Checkpoint, remove_left_overs
 from zufluss.kv.cold.state import KvState
 from zufluss.kv.memory import KvMemory
@@ -324,8 +324,8 @@ class KvHost:
         for tablet in self._tablets:
             try:
                 await self.call(tablet.close)
-            except (ZuflussError, OSError) as e:
-                log.error("kv_close_failed", tablet=repr(tablet.store), error=str(e))
+            except Exception as e:  # the next start replays what was not flushed
+                log.error("kv_close_failed", tablet=repr(tablet.store), error=reason_of(e))
         self._tablets = {}
         await self._loop.run_in_executor(None, self._worker.stop)
         if self._encoder is not None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocksdict import Rdict, SstFileWriter
+from rocksdict import AccessType, Rdict, SstFileWriter
 
-from zufluss.errors import ErrorCode, StorageBackpressureError
+from zufluss.errors import ErrorCode, StorageBackpressureError, ZuflussError
 from zufluss.kv.cold import open_databases, rocks
 from zufluss.kv.cold.open_databases import OF_DATABASE, OpenDatabases
 from zufluss.kv.cold.rocks import ColdTier, table_options
@@ -25,13 +25,18 @@ def databases(monkeypatch: pytest.MonkeyPatch) -> OpenDatabases:
     return OpenDatabases()
 
 
+def write_table(table: Path, value: bytes) -> None:
+    """Write a table file with one row."""
+    writer = SstFileWriter(table_options())
+    writer.open(str(table))
+    writer[b"key"] = value
+    writer.finish()
+
+
 def filled(directory: Path, number: int, databases: OpenDatabases) -> ColdTier:
     """A cold tier with one row, which has its number as the value."""
     table = directory / f"{number}.sst"
-    writer = SstFileWriter(table_options())
-    writer.open(str(table))
-    writer[b"key"] = b"%d" % number
-    writer.finish()
+    write_table(table, b"%d" % number)
     tier = ColdTier(directory / f"database-{number}", databases)
     tier.ingest(table)
     return tier
@@ -119,3 +124,32 @@ def test_a_database_whose_change_failed_is_opened_anew(
     assert open_files(tmp_path) == 0
     assert tier.get([b"key"]) == [b"0"]
     tier.close()
+
+
+def test_a_database_is_read_on_a_full_disk_and_changed_when_there_is_space(
+    tmp_path: Path, databases: OpenDatabases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB writes files when it opens a database for changes; this needs space."""
+    tier = filled(tmp_path, 0, databases)
+    tier.close()
+    table = tmp_path / "later.sst"
+
+    def full(path: str, options: Any, columns: Any, *access: AccessType) -> Rdict:
+        if not access:
+            raise Exception(f"IO error: {os.strerror(errno.ENOSPC)}")
+        return Rdict(path, options, columns, *access)
+
+    monkeypatch.setattr(rocks, "Rdict", full)
+    assert tier.get([b"key"]) == [b"0"]
+    assert tier.keys_from(b"", None, 10) == [b"key"]
+    write_table(table, b"1")
+    with pytest.raises(ZuflussError, match="free space") as refusal:
+        tier.ingest(table)
+    assert refusal.value.code is ErrorCode.KV_STORAGE_EXCEPTION
+    assert refusal.value.retriable
+    assert tier.get([b"key"]) == [b"0"]
+    monkeypatch.undo()
+    tier.ingest(table)
+    assert tier.get([b"key"]) == [b"1"]
+    tier.close()
+    assert open_files(tmp_path) == 0

@@ -5,6 +5,10 @@ server are small; it is closed again when others need its descriptors (`open_dat
 RocksDB's write-ahead log and memtable are not used: the flush process writes sorted table files
 (`flush_process.py`), which the database takes over whole. They are durable when `ingest` returns.
 
+RocksDB writes a few files whenever it opens a database, which a full disk does not allow. Readers
+need none of these files: for them the database is then opened for reading only, until the next
+change.
+
 Checkpoints go to remote storage, where Fluss's Java clients open them with RocksDB 6.20.3. That
 version reads table files up to block format 5 and checksums up to CRC-32C, so all files are written
 like this. Files that an earlier version of zufluss wrote otherwise are written again before they
@@ -39,7 +43,12 @@ from rocksdict import (
     Rdict,
 )
 
-from zufluss.errors import CorruptRecordError, StorageBackpressureError
+from zufluss.errors import (
+    CorruptRecordError,
+    ErrorCode,
+    StorageBackpressureError,
+    ZuflussError,
+)
 from zufluss.kv.cold.open_databases import OPEN, OpenDatabases, descriptors_max
 
 T = TypeVar("T")
@@ -59,7 +68,10 @@ FORMAT_VERSION = 5
 TABLE_SUFFIX = ".sst"
 """Suffix of table files. A database never uses a name twice."""
 
-_SHORTAGES = tuple(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)))
+_NO_DESCRIPTOR = os.strerror(errno.EMFILE)
+_NO_SPACE = os.strerror(errno.ENOSPC)
+_IO_ERROR = "IO error"
+"""RocksDB's errors are texts; those of the disk begin with this one."""
 _CRC32C = 1
 _FOOTER_BYTES = 53
 _FOOTER_VERSION = struct.Struct("<I")
@@ -123,9 +135,12 @@ class ColdTier:
         self._opened: Rdict | None = None
         self._tables = -1
         """Table files that are open at most, −1 if they have to be counted."""
+        self._read_only = False
+        """The open database takes no changes."""
         self._users = 0
         """Calls that are using the open database."""
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())
+        """Guards all of it; notified when nobody uses the database any more."""
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the values of keys, in one call without the GIL; sorted keys are fastest."""
@@ -148,7 +163,7 @@ class ColdTier:
 
     def checkpoint(self, target: Path) -> None:
         """Copy the database to a new directory; table files are hard links."""
-        self._use(lambda database: Checkpoint(database).create_checkpoint(str(target)))
+        self._change(lambda database: Checkpoint(database).create_checkpoint(str(target)))
 
     def rewrite(self) -> None:
         """Write every table file again in the present format. Blocks, maybe for long."""
@@ -177,40 +192,52 @@ class ColdTier:
         """Do as `_use`. A failure closes the database: RocksDB refuses all changes after some."""
         self._tables = -1
         try:
-            return self._use(work)
+            return self._use(work, changes=True)
         except Exception:
             self.close_if_idle()
             raise
 
-    def _use(self, work: Callable[[Rdict], T]) -> T:
+    def _use(self, work: Callable[[Rdict], T], *, changes: bool = False) -> T:
         """Run something with the open database.
 
-        Raises `StorageBackpressureError` if there are no descriptors, for it or its table files, or
-        no space on the disk, which RocksDB needs also when it opens a database.
+        Raises `StorageBackpressureError` if there are no descriptors, for it or its table files,
+        and a retriable error of the code KV_STORAGE_EXCEPTION if the disk fails or is full.
         """
         try:
-            return self._try(work)
+            return self._try(work, changes)
         except Exception as e:
-            if not _is_shortage(e):
-                raise
+            if _NO_DESCRIPTOR not in str(e):
+                raise self._typed(e) from e
         self._databases.close_all_idle()
         try:
-            return self._try(work)
+            return self._try(work, changes)
         except Exception as e:
-            if not _is_shortage(e):
-                raise
-            raise StorageBackpressureError(
-                f"{self.directory} could not be used: the process has no descriptor left, or the "
-                f"disk no space ({e}); try again after a pause, or raise the limit of open files "
-                "of the server, or free space"
-            ) from e
+            raise self._typed(e) from e
 
-    def _try(self, work: Callable[[Rdict], T]) -> T:
+    def _typed(self, problem: Exception) -> Exception:
+        """Return the error for a problem that RocksDB, or the work with it, reports."""
+        if _NO_DESCRIPTOR in str(problem):
+            return StorageBackpressureError(
+                f"{self.directory} could not be opened: the process has no descriptor left "
+                f"({problem}); try again after a pause, or raise the limit of open files of the "
+                "server"
+            )
+        if str(problem).startswith(_IO_ERROR):
+            return ZuflussError(
+                f"{self.directory} cannot be used ({problem}); try again after a pause. If it "
+                "lasts, free space on the disk, or look for its errors",
+                code=ErrorCode.KV_STORAGE_EXCEPTION,
+            )
+        return problem
+
+    def _try(self, work: Callable[[Rdict], T], changes: bool) -> T:
         with self._lock:
+            if changes and self._read_only:
+                self._lock.wait_for(lambda: not self._users)
+                self._close()
             if self._opened is None:
-                options = table_options()
-                self._opened = Rdict(str(self.directory), options, {"default": options})
-                self._tables = -1
+                self._open(changes)
+            assert self._opened is not None
             database = self._opened
             self._users += 1
         try:
@@ -220,18 +247,28 @@ class ColdTier:
         finally:
             with self._lock:
                 self._users -= 1
+                if not self._users:
+                    self._lock.notify_all()
         self._databases.used(self, self._tables)
         return result
+
+    def _open(self, changes: bool) -> None:
+        """Open the database; for reading only if the disk is full and nothing is to be changed."""
+        options, path = table_options(), str(self.directory)
+        self._tables = -1
+        try:
+            self._opened = Rdict(path, options, {"default": options})
+        except Exception as e:
+            if changes or _NO_SPACE not in str(e):
+                raise
+            self._opened = Rdict(path, options, {"default": options}, AccessType.read_only())
+            self._read_only = True
 
     def _close(self) -> None:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
-
-
-def _is_shortage(error: Exception) -> bool:
-    """Whether RocksDB, which reports errors as text, lacks descriptors or space."""
-    return any(shortage in str(error) for shortage in _SHORTAGES)
+            self._read_only = False
 
 
 def _keys(database: Rdict, low: bytes, high: bytes | None) -> Iterator[bytes]:

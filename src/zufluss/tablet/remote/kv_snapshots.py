@@ -228,7 +228,7 @@ class KvSnapshotter:
             try:
                 checkpoint = await self._kv.checkpoint(replica)
                 taken = await self._copy(replica, bucket, checkpoint)
-            except (ZuflussError, OSError):
+            except Exception:
                 await self._kv.remove_checkpoint(replica)
                 raise
             await self._kv.remove_checkpoint(replica)
