@@ -477,7 +477,7 @@ ZUFLUSS_KV_MEMORY = memory_option(
     "The memory for rows of primary-key tables, over all buckets of the server. Rows that do not "
     "fit are read from disk.",
     minimum=8 * MIB,
-    default_text="a quarter of the machine's memory",
+    default_text="a quarter of the memory of the machine or container",
 )
 ZUFLUSS_KV_FLUSH_LOG_SIZE = memory_option(
     "zufluss.kv.flush.log-size",

@@ -37,13 +37,15 @@ from zufluss.log.log import Log
 from zufluss.log.manager import log_directory, owner_directories
 from zufluss.log.worker import ThreadWorker
 from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.replica.memory_limit import memory_limit
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 MEMORY_SHARE = 4
 """The share of the machine's memory for key-value state, as a divisor, unless configured."""
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+MEMORY_MIN = 8 << 20
+"""Bytes of memory for key-value state, however small the machine is."""
 _KV = re.compile(r"kv-\d+")
 
 
@@ -338,13 +340,4 @@ class KvHost:
         if configured is not None:
             return configured
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(memory, _container_memory() or memory) // MEMORY_SHARE
-
-
-def _container_memory() -> int | None:
-    """The memory a container may use, None if that is not limited."""
-    try:
-        text = _CGROUP_LIMIT.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+        return max(min(memory, memory_limit() or memory) // MEMORY_SHARE, MEMORY_MIN)
