@@ -153,10 +153,10 @@ def reason_of(problem: object) -> str:
 
 
 def refusal_of(problem: Exception) -> ZuflussError:
-    """The answer to a request that a shortage stopped before it changed anything.
+    """The answer to a request that an exception ended.
 
-    Memory and descriptors come back, so these refusals are retriable. Everything else is a defect
-    of the server, which its log explains.
+    Memory, descriptors and space come back, so refusals for lack of them are retriable. Everything
+    else is a defect of the server, which its log explains.
     """
     if isinstance(problem, ZuflussError):
         return problem
