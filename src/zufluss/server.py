@@ -55,6 +55,7 @@ from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
 from zufluss.obs.metrics import ReadSamples
 from zufluss.obs.server import (
+    disk_samples,
     lease_samples,
     location_samples,
     net_samples,
@@ -502,7 +503,8 @@ async def _accept(
 ) -> None:
     """Serve until `stop`, then drain; `shown` are the metrics of the role."""
     await net.start()
-    async with _metrics(conf, [net_samples(net, role), *shown]):
+    disk = disk_samples(Path(conf.get(options.DATA_DIR)))
+    async with _metrics(conf, [net_samples(net, role), disk, *shown]):
         release_compiler()
         settle_memory()
         _ready(net, role, began)

@@ -7,6 +7,7 @@ tablet servers are missing (`cluster_findings`).
 
 from __future__ import annotations
 
+import errno
 import resource
 import shutil
 from collections import Counter
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 SCARCE = 0.8
 """A resource of which more than this share is in use is worth a look."""
-
 
 OPEN_FILES = Path("/proc/self/fd")
 """Has an entry for each file that the process has open, on Linux."""
@@ -105,14 +105,19 @@ class Examination:
 
     def _descriptors(self) -> Finding:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = sum(1 for _ in OPEN_FILES.iterdir()) if OPEN_FILES.is_dir() else 0
+        try:
+            used = sum(1 for _ in OPEN_FILES.iterdir()) if OPEN_FILES.is_dir() else 0
+        except OSError as e:
+            if e.errno != errno.EMFILE:
+                raise
+            used = limit  # not even one for this look
         return share("descriptors", used, limit, "open files", "raise the limit (ulimit -n)")
 
     def _disk(self) -> Finding:
         usage = shutil.disk_usage(self._data_dir)
         return share(
-            "disk", (usage.total - usage.free) >> 20, usage.total >> 20, "MiB of data.dir",
-            "free space, or shorten table.log.ttl",
+            "disk", (usage.total >> 20) - (usage.free >> 20), usage.total >> 20, "MiB of data.dir",
+            "free space, or shorten table.log.ttl; writes are refused while there is none",
         )  # fmt: skip
 
     def _time(self) -> Finding:
@@ -130,9 +135,10 @@ class Examination:
 def share(subject: str, used: int, limit: int, what: str, remedy: str) -> Finding:
     """A finding about a resource of which a part is in use."""
     text = f"{used} of {limit} {what}"
-    if limit > 0 and used > SCARCE * limit:
-        return Finding(Severity.WARNING, subject, f"{text}; {remedy}")
-    return Finding(Severity.FINE, subject, text)
+    if limit <= 0 or used <= SCARCE * limit:
+        return Finding(Severity.FINE, subject, text)
+    severity = Severity.WARNING if used < limit else Severity.PROBLEM
+    return Finding(severity, subject, f"{text}; {remedy}")
 
 
 def net_findings(net: NetServer) -> Examine:

@@ -106,6 +106,10 @@ SERVER_INFO = server_metric(
     "Always 1; the labels are the version and the role of the process.",
     ("version", "role"),
 )
+DISK_FREE_BYTES = server_metric(
+    "zufluss_disk_free_bytes",
+    "Free bytes of the disk with `data.dir`. A server whose disk is full refuses writes for now.",
+)
 CONNECTIONS = server_metric("zufluss_connections", "Open connections.")
 STRANGERS = server_metric(
     "zufluss_strangers", "Connections whose client has not logged in or sent a request yet."

@@ -9,7 +9,9 @@ monitor should see.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -56,6 +58,15 @@ def serve_metrics(conf: Configuration, sources: Sequence[ReadSamples]) -> Metric
     endpoint = MetricsEndpoint(registry, host, port)
     log.info("metrics_served", address=f"http://{host}:{endpoint.port}/metrics")
     return endpoint
+
+
+def disk_samples(data_dir: Path) -> ReadSamples:
+    """The disk of a server."""
+
+    def read() -> Iterable[Sample]:
+        yield Sample(metrics.DISK_FREE_BYTES, shutil.disk_usage(data_dir).free)
+
+    return read
 
 
 def net_samples(net: NetServer, role: str) -> ReadSamples:

@@ -1,4 +1,4 @@
-"""What a tablet server finds about its buckets and its memory (`zufluss doctor`)."""
+"""What a tablet server finds about its buckets, memory and locations (`zufluss doctor`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from zufluss.cluster.examination import Examine, Finding, Severity
 from zufluss.config import options
+from zufluss.remote.locations import Health
 from zufluss.tablet.server import TabletServer
 
 
 def tablet_findings(tablet: TabletServer) -> Examine:
-    """Buckets that are not served, and the memory of key-value state."""
+    """Buckets that are not served, the memory of key-value state, locations that are down."""
 
     def examine() -> Iterable[Finding]:
         used, budget = tablet.kv.memory_bytes
@@ -23,5 +24,10 @@ def tablet_findings(tablet: TabletServer) -> Examine:
             subject = f"bucket {refused.path} {refused.bucket.bucket_id}"
             state = "recovering" if refused.recovering else "refused until the next start"
             yield Finding(Severity.PROBLEM, subject, f"{state}: {refused.reason.message}")
+        for report in tablet.storage.reports():
+            if report.health is Health.DOWN:
+                subject = f"location {report.location_id}"
+                text = f"gets no files until it answers again: {report.last_error}"
+                yield Finding(Severity.PROBLEM, subject, text)
 
     return examine
