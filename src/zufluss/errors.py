@@ -152,7 +152,7 @@ def reason_of(problem: object) -> str:
     return problem.message if isinstance(problem, ZuflussError) else str(problem) or repr(problem)
 
 
-def refusal_of(problem: Exception) -> ZuflussError:
+def refusal_of(problem: BaseException) -> ZuflussError:
     """The answer to a request that an exception ended.
 
     Memory, descriptors and space come back, so refusals for lack of them are retriable. Everything

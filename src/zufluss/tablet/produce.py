@@ -332,10 +332,11 @@ class ProduceHandler:
         def checked(done: asyncio.Future[list[CheckedEntry]]) -> None:
             self._later_bytes -= size
             connection.go_on()
-            if done.cancelled() or done.exception() is not None:
+            problem = RuntimeError("cancelled") if done.cancelled() else done.exception()
+            if problem is not None:
                 log.error("content_not_checked", error=str(done))
-                text = "internal server error"
-                connection.respond_error(request_id, ErrorCode.UNKNOWN_SERVER_ERROR, text)
+                refusal = refusal_of(problem)
+                connection.respond_error(request_id, refusal.code, refusal.message)
                 connection.done()
                 return
             self._write_checked(connection, request_id, scan, done.result(), memoryview(body))
