@@ -235,13 +235,18 @@ class Codec(NamedTuple):
 
 
 def put_request(
-    table_id: int, records: bytes, bucket: int = 0, acks: int = -1, targets: Sequence[int] = ()
+    table_id: int,
+    records: bytes,
+    bucket: int = 0,
+    acks: int = -1,
+    targets: Sequence[int] = (),
+    partition_id: int | None = None,
 ) -> m.PutKvRequest:
     """A PUT_KV request with one bucket entry."""
     request = m.PutKvRequest(
         acks=acks, table_id=table_id, timeout_ms=30_000, target_columns=targets
     )
-    request.buckets_req.add(bucket_id=bucket, records=records)
+    request.buckets_req.add(partition_id=partition_id, bucket_id=bucket, records=records)
     return request
 
 
@@ -252,16 +257,24 @@ def put(raw: RawClient, table_id: int, records: bytes, bucket: int = 0, **option
     return entry
 
 
-def lookup_request(table_id: int, keys: Sequence[bytes], bucket: int = 0) -> m.LookupRequest:
+def lookup_request(
+    table_id: int, keys: Sequence[bytes], bucket: int = 0, partition_id: int | None = None
+) -> m.LookupRequest:
     """A LOOKUP request for one bucket."""
     request = m.LookupRequest(table_id=table_id)
-    request.buckets_req.add(bucket_id=bucket, keys=keys)
+    request.buckets_req.add(partition_id=partition_id, bucket_id=bucket, keys=keys)
     return request
 
 
-def values_of(raw: RawClient, table_id: int, keys: Sequence[bytes], bucket: int = 0) -> list[bytes]:
+def values_of(
+    raw: RawClient,
+    table_id: int,
+    keys: Sequence[bytes],
+    bucket: int = 0,
+    partition_id: int | None = None,
+) -> list[bytes]:
     """The values of keys, in order; empty where there is none."""
-    request = lookup_request(table_id, keys, bucket)
+    request = lookup_request(table_id, keys, bucket, partition_id)
     (entry,) = raw.call(ApiKey.LOOKUP, request, LOOKUP_VERSION).buckets_resp
     assert not entry.error_code, entry.error_message
     return [value.values for value in entry.values]
@@ -285,13 +298,18 @@ def prefixed(
 
 
 def raw_changelog(
-    raw: RawClient, table_id: int, schema: Schema, bucket: int = 0, start: int = 0
+    raw: RawClient,
+    table_id: int,
+    schema: Schema,
+    bucket: int = 0,
+    start: int = 0,
+    partition_id: int | None = None,
 ) -> list[tuple[int, str, tuple[Any, ...]]]:
     """All of a bucket's changelog: offset, kind, row values."""
     found: list[tuple[int, str, tuple[Any, ...]]] = []
-    offset, end = start, raw.end_offset(table_id, bucket)
+    offset, end = start, raw.end_offset(table_id, bucket, partition_id)
     while offset < end:
-        entry = raw.fetch(table_id, offset, bucket)
+        entry = raw.fetch(table_id, offset, bucket, partition_id=partition_id)
         assert not entry.error_code, entry.error_message
         found += records_of(entry.records, schema)
         offset = [header for _, header in iter_headers(entry.records)][-1].next_offset

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from google.protobuf.message import Message
 
+from tests.waiting import WAIT_SECONDS
 from zufluss.errors import ZuflussError
 from zufluss.record.header import BatchHeader, iter_headers
 from zufluss.wire import messages as m
@@ -20,7 +21,7 @@ from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.codec import decode
 from zufluss.wire.frame import ResponseFrame, pack_request, unpack_response
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = WAIT_SECONDS
 OFFSET_EARLIEST, OFFSET_LATEST, OFFSET_TIMESTAMP = 0, 1, 2
 
 
@@ -137,12 +138,13 @@ class RawClient:
         request = m.GetTableInfoRequest(table_path=table_path(database, table))
         return int(self.call(ApiKey.GET_TABLE_INFO, request).table_id)
 
-    def end_offset(self, table_id: int, bucket: int = 0) -> int:
+    def end_offset(self, table_id: int, bucket: int = 0, partition_id: int | None = None) -> int:
         """The latest offset of a bucket."""
         request = m.ListOffsetsRequest(
             follower_server_id=-1,
             offset_type=OFFSET_LATEST,
             table_id=table_id,
+            partition_id=partition_id,
             bucket_id=[bucket],
         )
         (entry,) = self.call(ApiKey.LIST_OFFSETS, request).buckets_resp
@@ -185,11 +187,15 @@ def table_path(database: str, table: str) -> m.PbTablePath:
 
 
 def produce_request(
-    table_id: int, records: bytes, bucket: int = 0, acks: int = -1
+    table_id: int,
+    records: bytes,
+    bucket: int = 0,
+    acks: int = -1,
+    partition_id: int | None = None,
 ) -> m.ProduceLogRequest:
     """A produce request with one bucket entry."""
     request = m.ProduceLogRequest(acks=acks, table_id=table_id, timeout_ms=30_000)
-    request.buckets_req.add(bucket_id=bucket, records=records)
+    request.buckets_req.add(partition_id=partition_id, bucket_id=bucket, records=records)
     return request
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import zufluss
 from tests.end_to_end.raw import RawClient
+from zufluss.cluster.examination import Severity
 from zufluss.testing.server import DevServer
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
 
 FILES = 256
 
@@ -40,3 +44,14 @@ def test_idle_connections_take_no_files_from_logs_and_tables(tmp_path: Path) -> 
             upserter.write({"id": [3]})
         assert events.scan(stop="latest").to_arrow().num_rows == 3
         assert keyed.lookup(3) == {"id": 3}
+
+
+def test_a_server_without_a_free_descriptor_says_so(tmp_path: Path) -> None:
+    with LimitedServer(tmp_path) as server, RawClient(server.port) as client:
+        assert client.alive()  # its connection has a descriptor now
+        used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used, FILES))
+        answer = client.call(ApiKey.EXAMINE_SERVER, m.ExamineServerRequest())
+        (finding,) = [f for f in answer.findings if f.subject == "descriptors"]
+        assert finding.severity == Severity.PROBLEM
+        assert "raise the limit" in finding.text

@@ -97,6 +97,8 @@ class History:
         self.lanes: list[Lane] = []
         self.acks: list[Ack] = []
         self.acked_rows = 0
+        self.refusals = 0
+        """Batches that a server refused for now."""
         self.seen: dict[TableBucket, dict[int, Batch]] = {}
         self.high: dict[TableBucket, int] = {}
         self.writer_ids: list[int] = []
@@ -120,6 +122,12 @@ class History:
         with self._changed:
             self.acks.append(ack)
             self.acked_rows += ack.count
+            self._changed.notify_all()
+
+    def refused(self) -> None:
+        """A server refused a batch that may be sent again."""
+        with self._changed:
+            self.refusals += 1
             self._changed.notify_all()
 
     def read(self, bucket: TableBucket, base_offset: int, batch: Batch) -> None:

@@ -28,26 +28,55 @@ from tests.fault.load import DATABASE, INFLIGHT_MAX, LOST, Load, Target, Worker
 from tests.kv.model import Change, Model, Put, Rules, fold
 from zufluss.errors import RETRIABLE, ErrorCode
 from zufluss.model.schema import Schema
-from zufluss.model.table import TableDescriptor
+from zufluss.model.table import TableBucket, TableDescriptor
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
 SCHEMA = Schema.of("id BIGINT NOT NULL, batch BIGINT, text STRING", primary_key=["id"])
 CODEC = Codec(SCHEMA)
 RULES = Rules(3, (0,))
+_DAILY_COLUMNS = "id BIGINT NOT NULL, batch BIGINT, text STRING, day STRING NOT NULL"
 WRITER_SHIFT = 32
 """A key is the writer's number above these bits."""
-TARGETS: tuple[tuple[int, ...], ...] = ((), (), (), (0, 1), (0, 1, 2))
 LOOKUP_KEYS = 500
 """Keys per lookup."""
 
 
+class Form(NamedTuple):
+    """Rows of a primary-key table under load."""
+
+    schema: Schema
+    codec: Codec
+    rules: Rules
+    targets: tuple[tuple[int, ...], ...]
+    """Columns that batches write, one of them drawn for each batch; empty for all."""
+
+    @classmethod
+    def of(cls, target: Target) -> Form:
+        return PLAIN if target.day is None else DAILY
+
+
+PLAIN = Form(SCHEMA, CODEC, RULES, ((), (), (), (0, 1), (0, 1, 2)))
+DAILY = Form(
+    Schema.of(_DAILY_COLUMNS, primary_key=["id", "day"]),
+    Codec(Schema.of(_DAILY_COLUMNS, primary_key=["id"])),  # keys leave the partition out
+    Rules(4, (0, 3)),
+    ((), (), (), (0, 1, 3), (0, 1, 2, 3)),
+)
+
+
 def create_keyed_target(
-    port: int, name: str, buckets: int = 2, properties: dict[str, str] | None = None
+    port: int,
+    name: str,
+    buckets: int = 2,
+    properties: dict[str, str] | None = None,
+    *,
+    daily: bool = False,
 ) -> Target:
-    """Create a primary-key table for the load."""
+    """Create a primary-key table for the load; a `daily` one has a partition per day."""
     options = {"table.replication.factor": "1", **(properties or {})}
-    descriptor = TableDescriptor(SCHEMA, None, (), ("id",), buckets, options, {})
+    schema, partition_keys = (DAILY.schema, ("day",)) if daily else (SCHEMA, ())
+    descriptor = TableDescriptor(schema, None, partition_keys, ("id",), buckets, options, {})
     with RawClient(port) as client:
         client.call(
             ApiKey.CREATE_DATABASE,
@@ -77,7 +106,7 @@ class PutLane:
     """One bucket as a writer sees it: the expected rows of the writer's keys."""
 
     bucket: int
-    model: Model = field(default_factory=lambda: Model(RULES))
+    model: Model
     """The expected rows after all batches that were sent."""
     sequence: int = 0
     unacknowledged: deque[SentPut] = field(default_factory=deque)
@@ -98,7 +127,8 @@ class PutWriter(Worker):
         self.number = self.history.lane(gapless=True).number
         self.writer_id = -1
         self.batch = 0
-        self.lanes = [PutLane(bucket) for bucket in range(target.buckets)]
+        self.form = Form.of(target)
+        self.lanes = [PutLane(b, Model(self.form.rules)) for b in range(target.buckets)]
 
     @property
     def waiting(self) -> bool:
@@ -136,9 +166,9 @@ class PutWriter(Worker):
     def new_batch(self, lane: PutLane) -> SentPut:
         """Some rows or deletes of own keys, whole or in part."""
         self.batch += 1
-        targets = self.rng.choice(TARGETS)
+        targets, codec = self.rng.choice(self.form.targets), self.form.codec
         puts = tuple(self.new_put(lane) for _ in range(self.rng.randint(1, 20)))
-        records = [CODEC.delete(p.key) if p.row is None else CODEC.put(p.row) for p in puts]
+        records = [codec.delete(p.key) if p.row is None else codec.put(p.row) for p in puts]
         data = kv_batch(records, writer_id=self.writer_id, sequence=lane.sequence)
         lane.sequence += 1
         lane.model.put(puts, targets)
@@ -148,14 +178,20 @@ class PutWriter(Worker):
 
     def new_put(self, lane: PutLane) -> Put:
         number = self.rng.randrange(self.keys) * self.target.buckets + lane.bucket
-        key = (self.number << WRITER_SHIFT) + number
+        key, fixed = (self.number << WRITER_SHIFT) + number, self.target.fixed_values
         if self.rng.random() < 0.25:
-            return Put((key,), None)
+            return Put((key, *fixed), None)
         text = "." * self.rng.choice(self.text_bytes) if self.rng.random() < 0.9 else None
-        return Put((key,), (key, self.batch, text))
+        return Put((key, *fixed), (key, self.batch, text, *fixed))
 
     def send(self, client: RawClient, lane: PutLane, sent: SentPut) -> int:
-        request = put_request(self.target.table_id, sent.data, lane.bucket, targets=sent.targets)
+        request = put_request(
+            self.target.table_id,
+            sent.data,
+            lane.bucket,
+            targets=sent.targets,
+            partition_id=self.target.partition_id,
+        )
         return client.begin(ApiKey.PUT_KV, request, PUT_VERSION)
 
     def take_answer(self, client: RawClient, pending: dict[int, PutLane]) -> bool:
@@ -169,6 +205,7 @@ class PutWriter(Worker):
         if entry.error_code:
             if ErrorCode(entry.error_code) not in RETRIABLE:
                 raise AssertionError(f"{lane.bucket}: {entry.error_code} {entry.error_message}")
+            self.refused()
             return False
         sent = lane.unacknowledged.popleft()
         if entry.log_end_offset <= lane.end:
@@ -238,34 +275,38 @@ def kv_violations(
     """
     found: list[str] = []
     with RawClient(port) as client:
-        read = changelog or (lambda bucket: _changelog(client, target.table_id, bucket))
-        for bucket in range(target.buckets):
-            found += _bucket_violations(client, target.table_id, bucket, writers, read(bucket))
+        read = changelog or (lambda bucket: _changelog(client, target.bucket(bucket)))
+        for bucket in target.all_buckets:
+            changes = read(bucket.bucket_id)
+            found += _bucket_violations(client, bucket, Form.of(target), writers, changes)
     return found
 
 
-def _changelog(client: RawClient, table_id: int, bucket: int) -> list[Change]:
-    return [Change(*r) for r in raw_changelog(client, table_id, SCHEMA, bucket)]  # type: ignore[arg-type]
+def _changelog(client: RawClient, where: TableBucket) -> list[Change]:
+    table_id, partition_id, bucket = where
+    schema = SCHEMA if partition_id is None else DAILY.schema
+    records = raw_changelog(client, table_id, schema, bucket, partition_id=partition_id)
+    return [Change(*record) for record in records]  # type: ignore[arg-type]
 
 
 def _bucket_violations(
     client: RawClient,
-    table_id: int,
-    bucket: int,
+    bucket: TableBucket,
+    form: Form,
     writers: Sequence[PutWriter],
     changes: Sequence[Change],
 ) -> list[str]:
     found: list[str] = []
     try:
-        state = fold(changes, RULES)
+        state = fold(changes, form.rules)
     except AssertionError as e:
         return [f"bucket {bucket}: the changelog contradicts itself: {e}"]
-    if looked_up(client, table_id, bucket, changes) != state:
+    if looked_up(client, bucket, changes, form) != state:
         found.append(f"bucket {bucket}: the state is not the fold of the changelog")
-    if _scanned(client, table_id, bucket) != state:
+    if _scanned(client, bucket, form) != state:
         found.append(f"bucket {bucket}: a scan does not give the fold of the changelog")
     for writer in writers:
-        lane = writer.lanes[bucket]
+        lane = writer.lanes[bucket.bucket_id]
         mine = [c for c in changes if c.row[0] >> WRITER_SHIFT == writer.number]
         expected = [(c.kind, c.row) for c in lane.model.changes]
         if [(c.kind, c.row) for c in mine] != expected:
@@ -284,24 +325,35 @@ def _first_difference(found: list[Any], expected: list[Any]) -> str:
 
 
 def looked_up(
-    client: RawClient, table_id: int, bucket: int, changes: Sequence[Change]
+    client: RawClient, where: TableBucket, changes: Sequence[Change], form: Form = PLAIN
 ) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """The rows of all keys that ever existed, by lookups."""
-    keys = list({change.row[0] for change in changes})
+    table_id, partition_id, bucket = where
+    keys = list({key_of(form, change.row) for change in changes})
     found = {}
     for at in range(0, len(keys), LOOKUP_KEYS):
         part = keys[at : at + LOOKUP_KEYS]
-        values = values_of(client, table_id, [CODEC.key((key,)) for key in part], bucket)
+        encoded = [form.codec.key(key) for key in part]
+        values = values_of(client, table_id, encoded, bucket, partition_id)
         for key, value in zip(part, values, strict=True):
-            row = CODEC.value(value)
+            row = form.codec.value(value)
             if row is not None:
-                found[key,] = row
+                found[key] = row
     return found
 
 
 def _scanned(
-    client: RawClient, table_id: int, bucket: int
+    client: RawClient, where: TableBucket, form: Form
 ) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    request = m.LimitScanRequest(table_id=table_id, bucket_id=bucket, limit=1_000_000)
-    rows = [CODEC.value(v) for v in limit_values(client.call(ApiKey.LIMIT_SCAN, request).records)]
-    return {row[:1]: row for row in rows if row is not None}
+    table_id, partition_id, bucket = where
+    request = m.LimitScanRequest(
+        table_id=table_id, partition_id=partition_id, bucket_id=bucket, limit=1_000_000
+    )
+    values = limit_values(client.call(ApiKey.LIMIT_SCAN, request).records)
+    rows = [form.codec.value(value) for value in values]
+    return {key_of(form, row): row for row in rows if row is not None}
+
+
+def key_of(form: Form, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key of a row."""
+    return tuple(row[i] for i in form.rules.keys)

@@ -34,6 +34,7 @@ from tests.end_to_end.raw import (
     table_path,
 )
 from tests.fault.history import Ack, Batch, Content, History, Lane, digest
+from tests.waiting import WAIT_SECONDS
 from zufluss.errors import RETRIABLE, ErrorCode
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor
@@ -44,6 +45,8 @@ from zufluss.wire.api import ApiKey
 
 DATABASE = "crash"
 SCHEMA = Schema.of("key BIGINT NOT NULL, payload STRING")
+DAILY_SCHEMA = Schema.of("key BIGINT NOT NULL, payload STRING, day STRING NOT NULL")
+"""Columns of a table with partitions."""
 LOST = (ConnectionEndedError, ConnectionError)
 """Errors that mean that the server is not running."""
 
@@ -52,19 +55,32 @@ INFLIGHT_MAX = 5
 BATCHES_AHEAD = 20
 """Batches a writer sends before it waits for one answer."""
 RECONNECT_SECONDS = 0.01
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = WAIT_SECONDS
 """Deadline of every wait."""
 
 
 class Target(NamedTuple):
-    """A table under load."""
+    """A table, or a partition of one, under load."""
 
     name: str
     table_id: int
     buckets: int
+    partition_id: int | None = None
+    day: str | None = None
+    """Name of the partition, which is the value of its column `day`."""
+
+    @property
+    def schema(self) -> Schema:
+        """Columns of a log table under load."""
+        return SCHEMA if self.day is None else DAILY_SCHEMA
+
+    @property
+    def fixed_values(self) -> tuple[str, ...]:
+        """Values that all rows have behind their other columns."""
+        return () if self.day is None else (self.day,)
 
     def bucket(self, number: int) -> TableBucket:
-        return TableBucket(self.table_id, None, number)
+        return TableBucket(self.table_id, self.partition_id, number)
 
     @property
     def all_buckets(self) -> list[TableBucket]:
@@ -72,12 +88,17 @@ class Target(NamedTuple):
 
 
 def create_target(
-    port: int, name: str, buckets: int = 3, properties: dict[str, str] | None = None
+    port: int,
+    name: str,
+    buckets: int = 3,
+    properties: dict[str, str] | None = None,
+    *,
+    daily: bool = False,
 ) -> Target:
-    """Create a table for the load."""
-    descriptor = TableDescriptor(
-        SCHEMA, None, (), (), buckets, {"table.replication.factor": "1", **(properties or {})}, {}
-    )
+    """Create a table for the load; a `daily` one has a partition per day."""
+    schema, partition_keys = (DAILY_SCHEMA, ("day",)) if daily else (SCHEMA, ())
+    options = {"table.replication.factor": "1", **(properties or {})}
+    descriptor = TableDescriptor(schema, None, partition_keys, (), buckets, options, {})
     with RawClient(port) as client:
         client.call(
             ApiKey.CREATE_DATABASE,
@@ -94,11 +115,28 @@ def create_target(
         return Target(name, client.table_id(DATABASE, name), buckets)
 
 
-def rows(first_key: int, count: int, payload: int) -> pa.RecordBatch:
+def add_partition(port: int, table: Target, day: str) -> Target:
+    """Create a partition of a table that has the partition key `day`."""
+    path = table_path(DATABASE, table.name)
+    spec = m.PbPartitionSpec(partition_key_values=[m.PbKeyValue(key="day", value=day)])
+    with RawClient(port) as client:
+        creation = m.CreatePartitionRequest(
+            table_path=path, partition_spec=spec, ignore_if_not_exists=False
+        )
+        client.call(ApiKey.CREATE_PARTITION, creation)
+        listing = m.ListPartitionInfosRequest(table_path=path, partial_partition_spec=spec)
+        (info,) = client.call(ApiKey.LIST_PARTITION_INFOS, listing).partitions_info
+    return table._replace(partition_id=info.partition_id, day=day)
+
+
+def rows(first_key: int, count: int, payload: int, target: Target | None = None) -> pa.RecordBatch:
     """Rows with consecutive keys, about `payload` bytes each."""
     keys = np.arange(first_key, first_key + count)
     texts = [f"{key:x}".ljust(payload, ".") for key in keys.tolist()]
-    return pa.RecordBatch.from_arrays([pa.array(keys), pa.array(texts)], schema=SCHEMA.arrow)
+    fixed = [pa.array([value] * count) for value in (target.fixed_values if target else ())]
+    schema = target.schema if target else SCHEMA
+    columns = [pa.array(keys), pa.array(texts), *fixed]
+    return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
 
 
 def encode(batch: pa.RecordBatch, writer_id: int = -1, sequence: int = -1) -> bytes:
@@ -131,6 +169,11 @@ class Worker(threading.Thread, ABC):
     @abstractmethod
     def work(self) -> None:
         """Work until `finishing`."""
+
+    def refused(self) -> None:
+        """Note that a batch was refused for now, and wait a little before it is sent again."""
+        self.history.refused()
+        self.load.given_up.wait(RECONNECT_SECONDS)
 
     def connect(self) -> RawClient | None:
         """Connect as soon as a server answers; None if the load was aborted."""
@@ -217,15 +260,17 @@ class RawWriter(Worker):
         if self.rng.random() < 0.01:
             size = 100_000 // count  # too large to be copied to the commit log
         first_key = lane.lane.take(count)
-        data = encode(rows(first_key, count, size), self.writer_id, lane.sequence)
+        batch = rows(first_key, count, size, self.target)
+        data = encode(batch, self.writer_id, lane.sequence)
         lane.sequence += 1
         sent = Sent(first_key, count, data)
         lane.unacknowledged.append(sent)
         return sent
 
     def send(self, client: RawClient, lane: BucketLane, sent: Sent) -> int:
-        table_id, _, bucket = lane.bucket
-        return client.begin(ApiKey.PRODUCE_LOG, produce_request(table_id, sent.data, bucket))
+        table_id, partition_id, bucket = lane.bucket
+        request = produce_request(table_id, sent.data, bucket, partition_id=partition_id)
+        return client.begin(ApiKey.PRODUCE_LOG, request)
 
     def take_answer(self, client: RawClient, pending: dict[int, BucketLane]) -> bool:
         """Note one answer; False when the batches have to be sent again."""
@@ -238,6 +283,7 @@ class RawWriter(Worker):
         if entry.error_code:
             if ErrorCode(entry.error_code) not in RETRIABLE:
                 raise AssertionError(f"{lane.bucket}: {entry.error_code} {entry.error_message}")
+            self.refused()
             return False
         sent = lane.unacknowledged.popleft()
         self.history.acknowledged(Ack(sent.first_key, sent.count, lane.bucket, entry.base_offset))
@@ -300,7 +346,12 @@ class Reader(Worker):
         again = self.rng.random() < 0.3
         offset = self.rng.randint(0, position) if again else position
         entry = client.fetch(
-            bucket.table_id, offset, bucket.bucket_id, max_wait_ms=50, max_bucket_bytes=200_000
+            bucket.table_id,
+            offset,
+            bucket.bucket_id,
+            max_wait_ms=50,
+            max_bucket_bytes=200_000,
+            partition_id=bucket.partition_id,
         )
         if entry.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION:
             self.move_to_start(client, bucket, offset)
@@ -446,15 +497,15 @@ def offset_of(client: RawClient, bucket: TableBucket, kind: int) -> int:
     return int(entry.offset)
 
 
-def read_bucket(client: RawClient, bucket: TableBucket) -> Content:
+def read_bucket(client: RawClient, bucket: TableBucket, schema: Schema = SCHEMA) -> Content:
     """The whole content of a bucket; reads again from its new start when a part expires."""
     while True:
-        content = _read_from_start(client, bucket)
+        content = _read_from_start(client, bucket, schema)
         if content is not None:
             return content
 
 
-def _read_from_start(client: RawClient, bucket: TableBucket) -> Content | None:
+def _read_from_start(client: RawClient, bucket: TableBucket, schema: Schema) -> Content | None:
     start = offset = offset_of(client, bucket, OFFSET_EARLIEST)
     end = offset_of(client, bucket, OFFSET_LATEST)
     content = Content(start, np.empty(0, np.int64), {})
@@ -470,14 +521,20 @@ def _read_from_start(client: RawClient, bucket: TableBucket) -> Content | None:
             return None
         assert not entry.error_code, f"{bucket} at {offset}: {entry.error_message}"
         for at, header in iter_headers(entry.records):
-            parts.append(_take(content, entry.records, at, header, offset, timestamp))
+            parts.append(_take(content, schema, entry.records, at, header, offset, timestamp))
             offset, timestamp = header.next_offset, header.timestamp
     content.keys = np.concatenate(parts)
     return content
 
 
 def _take(
-    found: Content, data: bytes, at: int, header: BatchHeader, offset: int, timestamp: int
+    found: Content,
+    schema: Schema,
+    data: bytes,
+    at: int,
+    header: BatchHeader,
+    offset: int,
+    timestamp: int,
 ) -> np.ndarray:
     if header.base_offset != offset:
         found.problems.append(f"offset {header.base_offset} follows {offset - 1}")
@@ -487,7 +544,7 @@ def _take(
         found.problems.append(f"offset {offset}: the CRC does not fit")
     piece = memoryview(data)[at : at + header.size]
     found.batches[header.base_offset] = Batch(header.next_offset, digest(piece))
-    batch, _ = decode(piece, 0, header, SCHEMA.arrow)
+    batch, _ = decode(piece, 0, header, schema.arrow)
     keys: np.ndarray = batch.column(0).to_numpy()
     if len(keys) != header.next_offset - header.base_offset:
         found.problems.append(f"offset {offset}: {len(keys)} rows, header {header}")
@@ -497,4 +554,8 @@ def _take(
 def read_all(port: int, targets: Sequence[Target]) -> dict[TableBucket, Content]:
     """The whole content of every bucket."""
     with RawClient(port) as client:
-        return {b: read_bucket(client, b) for target in targets for b in target.all_buckets}
+        return {
+            bucket: read_bucket(client, bucket, target.schema)
+            for target in targets
+            for bucket in target.all_buckets
+        }

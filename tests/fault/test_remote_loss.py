@@ -91,7 +91,7 @@ def test_after_a_lost_disk_everything_below_the_last_commit_is_there(
             assert end >= max((s.log_offset for s in record.snapshots), default=0)
             before = changes[bucket.bucket_id]
             state = fold([c for c in before if c.offset < end], RULES)
-            assert looked_up(client, bucket.table_id, bucket.bucket_id, before) == state
+            assert looked_up(client, bucket, before) == state
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def check_state(server: DevServer, traffic: Traffic) -> None:
     with RawClient(server.port) as client:
         for bucket in traffic.keyed.all_buckets:
             changes = [c for w in traffic.writers for c in w.lanes[bucket.bucket_id].model.changes]
-            rows = looked_up(client, bucket.table_id, bucket.bucket_id, changes)
+            rows = looked_up(client, bucket, changes)
             assert rows == fold(changes, RULES)
 
 

@@ -1,12 +1,14 @@
 """The network layer over real sockets: framing, limits, authentication, draining."""
 
 import asyncio
+import errno
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
+from tests.waiting import WAIT_SECONDS
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode, NetworkError
 from zufluss.net.connection import WRITE_BUFFER_HIGH, WRITE_BUFFER_SHORT
@@ -93,6 +95,38 @@ def exists_service(gate: asyncio.Event | None = None) -> Services:
 
 def ask(name: str) -> m.DatabaseExistsRequest:
     return m.DatabaseExistsRequest(database_name=name)
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (MemoryError(), ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION),
+        (OSError(errno.ENOSPC, "No space left on device"), ErrorCode.STORAGE_EXCEPTION),
+        (RuntimeError("a defect"), ErrorCode.UNKNOWN_SERVER_ERROR),
+    ],
+)
+@pytest.mark.parametrize("raw", [False, True])
+async def test_a_request_that_a_shortage_ends_is_refused_for_now(
+    problem: Exception, code: ErrorCode, raw: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise problem
+
+    async def fail_later(*_: object) -> None:
+        raise problem
+
+    services = Services()
+    if raw:
+        services.register_raw(ApiKey.PRODUCE_LOG, fail)
+    else:
+        services.register(ApiKey.DATABASE_EXISTS, fail_later)
+    async with serving(services) as (_, connect):
+        peer = await connect()
+        sent = b"" if raw else ask("a").SerializeToString()
+        peer.send(ApiKey.PRODUCE_LOG if raw else ApiKey.DATABASE_EXISTS, sent)
+        answer = await peer.receive()
+        assert answer.error is not None
+        assert answer.error.code is code
 
 
 async def test_frames_are_answered_however_the_bytes_are_cut():
@@ -216,7 +250,7 @@ async def test_a_frame_that_trickles_in_is_closed_as_well():
         slow = await connect()
         slow.writer.write(struct.pack(">ih", 20_000, 1004))
         closed = asyncio.ensure_future(slow.closed())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not closed.done():
                 slow.writer.write(b"x")
                 await asyncio.sleep(0.02)
@@ -306,7 +340,7 @@ async def test_a_client_that_does_not_read_its_answers_is_closed():
         peer.writer.transport.pause_reading()
         peer.send(ApiKey.DATABASE_EXISTS, ask("slow"))
         peer.send(ApiKey.FETCH_LOG, b"")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not server.connections:
                 await asyncio.sleep(0.01)
             while server.connections:
@@ -320,7 +354,7 @@ async def test_clients_that_do_not_read_have_a_bounded_share_and_others_go_on():
     limits = Limits(send_bytes_max=20_000_000, send_seconds=1.0)
     async with serving(services, limits=limits) as (server, connect):
         peers = [await connect() for _ in range(8)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             for peer in peers:
                 peer.writer.transport.pause_reading()
                 for _ in range(20):
@@ -455,7 +489,7 @@ async def test_a_large_answer_waits_for_the_client_to_read_and_ends_when_it_goes
         peer.writer.transport.pause_reading()
         peer.send(ApiKey.FETCH_LOG, b"")
         peer.send(ApiKey.LIMIT_SCAN, m.LimitScanRequest(table_id=1, bucket_id=0, limit=1))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             await waited.wait()
             if leaves:
                 peer.writer.transport.abort()

@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.end_to_end.kv import raw_changelog
 from tests.end_to_end.raw import RawClient
 from tests.end_to_end.scans import SCANNED, Row
+from tests.waiting import WAIT_SECONDS
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor
 from zufluss.testing.server import DevServer
@@ -121,7 +122,9 @@ def metrics_address(server: DevServer, pid: int) -> str:
 
 def scrape(server: DevServer) -> dict[str, float]:
     """The metrics of a server, by name and labels."""
-    with urllib.request.urlopen(metrics_address(server, server.pid), timeout=30) as answer:
+    with urllib.request.urlopen(
+        metrics_address(server, server.pid), timeout=WAIT_SECONDS
+    ) as answer:
         lines = answer.read().decode().splitlines()
     shown = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in shown}

@@ -30,6 +30,7 @@ from tests.end_to_end.scans import (
 from tests.tablet.keyed import many
 from tests.tablet.scan.test_service import scanning
 from tests.tablet.support import TABLE
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
 from zufluss.model.expression import col
@@ -147,7 +148,7 @@ class Lazy(RawClient):
         self.socket.close()
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
-        self.socket.settimeout(60)
+        self.socket.settimeout(WAIT_SECONDS)
         self.socket.connect(("127.0.0.1", port))
 
 
