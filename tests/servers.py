@@ -17,14 +17,13 @@ from typing import Any, Self, TextIO
 import yaml
 
 from tests import server_fork
+from tests.waiting import WAIT_SECONDS
 from zufluss.testing.server import DevServer
 
 PORTS = range(20_000, 32_000)
 """Below the range that outgoing connections use: such a port is still free after a restart, and a
 client that tries to reconnect cannot by chance connect to itself."""
 
-WAIT_SECONDS = 60.0
-"""No server takes longer to end."""
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["pytest", server_fork.__name__, "tests.tiering.fault_driver"])

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from tests.waiting import WAIT_SECONDS
 from zufluss.cli.main import main
 
 COMMAND = [sys.executable, "-m", "zufluss.cli.main"]
@@ -106,4 +107,4 @@ def started(
 def stop_cleanly(process: subprocess.Popen[str]) -> None:
     """SIGTERM, and nothing else, ends the server with success."""
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(WAIT_SECONDS) == 0

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.waiting import WAIT_SECONDS
+
 from .conftest import COMMAND, Result, environment, started, stop_cleanly
-
-pytestmark = pytest.mark.timeout(120)
-
 
 Zufluss = Callable[..., Result]
 
@@ -139,7 +138,7 @@ def test_a_followed_scan_prints_rows_that_come_later_and_ends_with_ctrl_c(
         zufluss("append", "followed", stdin='{"id": 2}\n')
         assert json.loads(process.stdout.readline()) == {"id": 2}
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(WAIT_SECONDS) == 0
 
 
 def test_partitions_are_created_listed_written_and_dropped(zufluss: Zufluss) -> None:

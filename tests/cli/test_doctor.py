@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import zufluss
 from tests.servers import RoleServer
 from tests.waiting import eventually
@@ -15,8 +13,6 @@ from zufluss.cluster.examination import Finding, Severity
 from zufluss.testing.server import DevServer
 
 from .conftest import Result
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_healthy_server_has_no_problem(run: Callable[..., Result], dev_server: DevServer) -> None:

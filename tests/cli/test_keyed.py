@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from .conftest import COMMAND, Result, environment
+from tests.waiting import WAIT_SECONDS
 
-pytestmark = pytest.mark.timeout(240)
+from .conftest import COMMAND, Result, environment
 
 Zufluss = Callable[..., Result]
 
@@ -184,7 +184,7 @@ def test_a_followed_changelog_prints_changes_as_they_come(
             zufluss("delete", orders, "--key", "1")
             assert json.loads(process.stdout.readline())["_change_type"] == "-D"
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(WAIT_SECONDS) == 0
         finally:
             process.kill()
 
@@ -234,7 +234,7 @@ def test_a_scan_into_a_file_says_on_the_terminal_how_far_it_is(
         process = subprocess.Popen(command, stdout=out, stderr=slave, env=terminal)
     os.close(slave)
     shown = read_terminal(master)
-    assert process.wait(60) == 0, shown
+    assert process.wait(WAIT_SECONDS) == 0, shown
     assert f"scan fluss.{orders}" in shown
     assert " rows" in shown
     assert len((tmp_path / "rows.ndjson").read_text().splitlines()) == 2_000

@@ -15,8 +15,6 @@ from zufluss.testing.server import DevServer
 
 from .conftest import Result
 
-pytestmark = pytest.mark.timeout(120)
-
 Zufluss = Callable[..., Result]
 
 COLUMNS = ["id", "owner", "tables", "snapshots", "bytes", "held", "frees", "age", "remaining"]

@@ -14,8 +14,6 @@ from tests.servers import WarmServer
 
 from .conftest import Result
 
-pytestmark = pytest.mark.timeout(120)
-
 Zufluss = Callable[..., Result]
 
 

@@ -15,8 +15,6 @@ from zufluss.wire.api import ApiKey
 
 from .conftest import Result
 
-pytestmark = pytest.mark.timeout(120)
-
 Zufluss = Callable[..., Result]
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from tests.client.fake import FakeCluster
+from tests.waiting import WAIT_SECONDS
 from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.model.table import TableBucket, TableInfo
 from zufluss.wire import messages as m
@@ -126,7 +127,7 @@ class PinCluster(FakeCluster):
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that other tasks do."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not condition():
                 await asyncio.sleep(0.001)
 

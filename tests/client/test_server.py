@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 import zufluss
+from tests.waiting import WAIT_SECONDS
 from zufluss import col
 from zufluss.client import ColumnMismatchError
 from zufluss.client.sync.connection import Connection
@@ -266,7 +267,7 @@ def test_a_following_scan_sees_what_is_written_meanwhile(new_table: Callable[...
             writer.write({"id": i})
             if i % 10 == 0:
                 writer.flush()
-    thread.join(30)
+    thread.join(WAIT_SECONDS)
     assert not thread.is_alive()
     assert sorted(seen) == list(range(100))
 

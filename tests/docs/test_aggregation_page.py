@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.docs.test_readme import ROOT, run_python
 from tests.servers import WarmServer
 from zufluss.config.options import OPTIONS
@@ -28,7 +26,6 @@ WORDS = {
     "INT": {Root.INTEGER},
     **{root.name: {root} for root in Root},
 }
-pytestmark = pytest.mark.timeout(180)
 
 
 def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import zufluss
 from tests.docs.test_readme import ROOT, run_python
 from tests.servers import WarmServer
@@ -24,7 +22,6 @@ from zufluss.testing.server import DevServer
 
 PAGE = ROOT / "docs" / "leases.md"
 QUICK = {"kv.snapshot.interval": "50ms"}
-pytestmark = pytest.mark.timeout(180)
 
 
 def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:

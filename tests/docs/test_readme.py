@@ -26,8 +26,6 @@ DATA_COMMAND = re.compile(
     r"\bzufluss (table|append|scan|offsets|upsert|delete|lookup|changelog) (?!.*--follow)"
 )
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)

@@ -40,7 +40,7 @@ QUICK = {
 }
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 SECONDS = 60
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

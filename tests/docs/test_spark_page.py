@@ -8,7 +8,7 @@ from tests.docs.test_readme import ROOT, blocks, run_python
 from tests.servers import WarmServer
 
 PAGE = ROOT / "docs" / "spark.md"
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

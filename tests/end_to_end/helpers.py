@@ -16,8 +16,10 @@ import fluss
 import pyarrow as pa
 import pytest
 
+from tests.waiting import WAIT_SECONDS
+
 EARLIEST = fluss.EARLIEST_OFFSET
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = WAIT_SECONDS
 POLL_MS = 500
 
 DATABASE = "wire"

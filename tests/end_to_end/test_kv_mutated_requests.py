@@ -44,7 +44,7 @@ OTHER = (6, None, -1, [], [(2, None)], (None, "ü"))
 KEYS = [CODEC.key(row) for row in (ROW, OTHER)]
 VERSIONS = {ApiKey.PUT_KV: 2, ApiKey.LOOKUP: 1, ApiKey.PREFIX_LOOKUP: 1, ApiKey.LIMIT_SCAN: 0}
 
-pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 180)
+pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 400)
 
 
 def batches() -> list[bytes]:

@@ -42,7 +42,7 @@ from zufluss.wire.frame import ResponseFrame
 
 COUNT = 50
 
-pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 180)
+pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 400)
 
 
 class Fuzzed(NamedTuple):

@@ -21,7 +21,7 @@ import zufluss
 from tests.end_to_end.lake_round import FRESH, report_tiered
 from tests.end_to_end.raw import OFFSET_EARLIEST, RawClient, table_path
 from tests.servers import RoleServer
-from tests.waiting import eventually
+from tests.waiting import WAIT_SECONDS, eventually
 from zufluss.errors import ErrorCode
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
@@ -39,7 +39,7 @@ EXPIRES = {"table.log.ttl": "1ms"}
 TIERED = {**EXPIRES, **FRESH}
 ROWS, BATCHES = 10, 40
 END = ROWS * BATCHES
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = WAIT_SECONDS
 NUMBERS = count()
 
 
@@ -100,7 +100,7 @@ class Retention:
 
 def scrape(server: DevServer) -> str:
     (url,) = re.findall(r"address=(http://\S+)", server.log())[-1:]
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as answer:
         return str(answer.read().decode())
 
 

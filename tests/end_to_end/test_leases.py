@@ -33,8 +33,6 @@ LATEST = ApiKey.ACQUIRE_LATEST_KV_SNAPSHOT_LEASE
 METADATA = ApiKey.GET_KV_SNAPSHOT_METADATA
 RENEW = ApiKey.RENEW_KV_SNAPSHOT_LEASE
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @contextmanager
 def started(

@@ -40,7 +40,7 @@ from zufluss.wire.frame import ResponseFrame, pack_request
 EXAMPLES = rounds(300, 200_000)
 EXTREMES = [0, 1, -1, 127, 128, 255, 2**15 - 1, 2**15, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63)]
 
-pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 180)
+pytestmark = pytest.mark.timeout(3600 if EXAMPLES > 1000 else 400)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from zufluss.wire.tables import offsets_from_proto, offsets_to_proto
 
 __all__ = ["ports", "raw", "started", "users"]
 
-pytestmark = pytest.mark.timeout(180)
 
 INIT = ApiKey.INIT_PRODUCER
 CHECKPOINT = ApiKey.CHECKPOINT_PRODUCER

@@ -28,7 +28,7 @@ from tests.end_to_end.helpers import (
 from tests.end_to_end.raw import RawClient, fetch_request, versions_request
 from tests.end_to_end.test_idempotence import new_writer, numbered
 from tests.servers import WarmServer
-from tests.waiting import eventually_async
+from tests.waiting import WAIT_SECONDS, eventually_async
 from zufluss.testing.server import DevServer
 from zufluss.wire.api import ApiKey
 
@@ -40,7 +40,7 @@ REPEATED = fluss.TablePath("mine", "repeated")
 DROPPED = fluss.TablePath("mine", "dropped")
 DAYS = pa.schema([("day", pa.string()), ("id", pa.int64())])
 BATCH = 20
-RESTARTS_SECONDS = 150.0
+RESTARTS_SECONDS = WAIT_SECONDS
 """Deadline for a test with several restarts, on a busy machine."""
 
 

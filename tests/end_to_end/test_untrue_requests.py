@@ -59,7 +59,7 @@ JOB, LEASE = "job", "reader"
 HOLD_MS = 600_000
 """How long hand-outs, lease and producer last."""
 
-pytestmark = pytest.mark.timeout(3600 if REQUESTS > 1000 else 300)
+pytestmark = pytest.mark.timeout(3600 if REQUESTS > 1000 else 400)
 
 BY_RIGHT = {
     ApiKey.DROP_DATABASE, ApiKey.DROP_TABLE, ApiKey.DROP_PARTITION, ApiKey.ALTER_TABLE,

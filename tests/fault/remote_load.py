@@ -50,7 +50,7 @@ from tests.fault.load import (
     create_target,
 )
 from tests.kv.model import Change, fold
-from tests.waiting import eventually
+from tests.waiting import WAIT_SECONDS, eventually
 from zufluss.client.sync.connection import Connection
 from zufluss.coordinator.bucket_remotes import BucketRecord, ManifestRecord
 from zufluss.coordinator.records import bucket_remote
@@ -67,7 +67,7 @@ from zufluss.testing.server import DevServer
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = WAIT_SECONDS
 PACE_SECONDS = 0.04
 """Pause of a writer between batches, so that uploads keep up."""
 OBJECT_BYTES_MAX = 1 << 26

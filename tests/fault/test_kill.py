@@ -27,9 +27,10 @@ from tests.fault.load import (
     read_all,
 )
 from tests.servers import WarmServer
+from tests.waiting import WAIT_SECONDS
 from zufluss.testing.server import DevServer
 
-PROGRESS_SECONDS = 60.0
+PROGRESS_SECONDS = WAIT_SECONDS
 START_KILLED = 0.3
 """Part of the kills that hit a server before it is ready."""
 

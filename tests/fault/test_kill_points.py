@@ -21,9 +21,10 @@ from tests.fault.ddl import Ddl, create_databases
 from tests.fault.history import History, violations
 from tests.fault.load import Load, RawWriter, Reader, create_target, read_all
 from tests.servers import WarmServer
+from tests.waiting import WAIT_SECONDS
 from zufluss.log.files import KILL_AT_VARIABLE, OPERATIONS
 
-PROGRESS_SECONDS = 60.0
+PROGRESS_SECONDS = WAIT_SECONDS
 PATIENCE_SECONDS = 2.0
 """How long a server may live with a kill point before it is killed anyway."""
 

@@ -34,6 +34,7 @@ from tests.tiering.faults import (
     wait_until,
 )
 from tests.tiering.support import LAKE, InlineRunner
+from tests.waiting import WAIT_SECONDS
 from zufluss.testing.tiering import TieringProcess, descendants
 from zufluss.tiering.main import FAILED
 from zufluss.tiering.options import TieringOptions
@@ -171,7 +172,7 @@ def test_a_coordinator_killed_at_every_step_leaves_no_gap_and_no_duplicate(
     ):
         for step in points:
             assassin.order(step, rng.randrange(1, 4))
-            assert assassin.back.wait(120), f"step {step} never came"
+            assert assassin.back.wait(WAIT_SECONDS), f"step {step} never came"
 
 
 # -- Spark ---------------------------------------------------------------------------------------

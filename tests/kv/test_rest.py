@@ -10,6 +10,7 @@ import pytest
 
 from tests.kv.kv_samples import open_store, put, small_memory
 from tests.kv.scan.test_scanner import write
+from tests.waiting import WAIT_SECONDS
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.rest import REST_SECONDS_MAX, YIELD_TO_PUTS, Rests
 from zufluss.kv.scan.scanner import Scanner
@@ -72,7 +73,7 @@ def pages(scanner: Scanner, state: Path, number: int) -> list[int]:
     """Read the rows of a state in so many pages of two; how many rows each has."""
     found, after = [], None
     for _ in range(number):
-        page = scanner.read(state, after, None, 2, ALL).result(timeout=60)
+        page = scanner.read(state, after, None, 2, ALL).result(timeout=WAIT_SECONDS)
         found.append(page.values.count)
         after = page.last_key
     return found

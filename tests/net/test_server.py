@@ -443,7 +443,7 @@ async def test_a_client_that_caught_up_during_a_shortage_is_as_before_when_it_is
     limits = Limits(send_bytes_max=30_000_000)
     async with serving(services, limits=limits) as (server, connect):
         good, *stuck = [await connect() for _ in range(5)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             good.writer.transport.pause_reading()
             good.send(ApiKey.FETCH_LOG, b"")
             while not server.sending._behind:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.paths import DOCS
+from tests.waiting import WAIT_SECONDS
 from zufluss.coordinator.lake.queue import TieringState, TieringStatus
 from zufluss.errors import ConfigError
 from zufluss.model.table import TablePath
@@ -36,7 +37,9 @@ CLICKS = TablePath("shop", "clicks")
 
 def scrape(endpoint: MetricsEndpoint) -> dict[tuple[str, tuple[str, ...]], float]:
     """Every series as it is served: name and label values."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{endpoint.port}/metrics", timeout=WAIT_SECONDS
+    ) as answer:
         text = answer.read().decode()
     return {
         (sample.name, tuple(sample.labels.values())): sample.value

@@ -7,6 +7,7 @@ from threading import Thread
 
 import pytest
 
+from tests.waiting import WAIT_SECONDS
 from zufluss.testing.proxy import Fault, FaultProxy, Seen
 
 BODY = b"0123456789" * 1000
@@ -55,7 +56,7 @@ def proxy(got: list[str]) -> Iterator[FaultProxy]:
 def ask(
     proxy: FaultProxy, method: str = "GET", path: str = "/a", body: bytes | None = None
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=WAIT_SECONDS)
     try:
         connection.request(method, path, body)
         answer = connection.getresponse()
@@ -77,7 +78,7 @@ def test_without_faults_everything_passes(proxy: FaultProxy) -> None:
 
 
 def test_one_connection_carries_many_requests(proxy: FaultProxy, got: list[str]) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=WAIT_SECONDS)
     proxy.set([Fault("status_503", every=2)])
     for status in (200, 503, 200, 503):
         connection.request("PUT", "/a", b"x" * 100_000)

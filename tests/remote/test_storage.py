@@ -19,6 +19,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.waiting import WAIT_SECONDS
 from zufluss.config import Configuration
 from zufluss.config import options as o
 from zufluss.errors import ErrorCode
@@ -373,7 +374,7 @@ async def test_the_prober_brings_a_location_back_by_itself(tmp_path: Path) -> No
     cluster.storage.start()
     try:
         cluster.repair(1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             while cluster.storage.health(1) is not Health.ACTIVE:
                 await asyncio.sleep(0.01)
     finally:
@@ -767,7 +768,7 @@ async def test_a_probe_that_hangs_does_not_delay_the_return_of_others(tmp_path: 
         storage.failed(location_id, LocationUnavailableError("", "", "test"))
     storage.start()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             await hanging.wait()
             while storage.health(2) is not Health.ACTIVE:
                 await asyncio.sleep(0.01)

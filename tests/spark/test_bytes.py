@@ -19,7 +19,7 @@ from zufluss.client.sync.table import Table
 from zufluss.obs.metrics import SENT_BYTES
 from zufluss.testing.server import DevServer
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROWS = 100_000
 NAMES = [f"c{i}" for i in range(10)]

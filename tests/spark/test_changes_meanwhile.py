@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.counts import FULL
+from tests.waiting import WAIT_SECONDS
 
 pytest.importorskip("pyspark", reason="needs the extra zufluss[spark]")
 
@@ -37,7 +38,7 @@ from zufluss.errors import (
 )
 from zufluss.testing.server import DevServer
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SMALL = {
     "client.scanner.log.fetch.max-bytes-for-bucket": "1kb",
@@ -347,7 +348,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._door = socket.create_server(("127.0.0.1", 0))
-        self._door.settimeout(60.0)
+        self._door.settimeout(WAIT_SECONDS)
 
     def hold(self, frame: Any) -> Any:
         """The frame, whose one task waits before its rows go on."""

@@ -17,6 +17,7 @@ import pytest
 
 from tests.client.rounds import Rounds, lake_table
 from tests.paths import DOCS
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
@@ -43,7 +44,7 @@ def jar(coordinates: str) -> Path:
         address = f"{CENTRAL}/{group.replace('.', '/')}/{name}/{version}/{file.name}"
         part = file.with_suffix(f".{os.getpid()}")
         try:
-            with urllib.request.urlopen(address, timeout=60) as answer:
+            with urllib.request.urlopen(address, timeout=WAIT_SECONDS) as answer:
                 part.write_bytes(answer.read())
         except OSError as problem:
             pytest.skip(f"{address} cannot be had: {problem}")

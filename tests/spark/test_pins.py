@@ -22,7 +22,7 @@ from tests.waiting import eventually
 from zufluss.client.sync.connection import Connection
 from zufluss.testing.server import DevServer
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROWS = 1000
 SHORT = {

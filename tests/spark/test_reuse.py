@@ -21,7 +21,7 @@ from zufluss.client.sync.table import Table
 from zufluss.spark.read.batch import FlussReader
 from zufluss.testing.server import DevServer
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 KINDS = ["primary key", "lake and changes", *(["lake and log"] if FULL else [])]
 ALL = [(1, "a"), (2, "b"), (3, "c"), (4, "d")]

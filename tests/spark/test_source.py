@@ -29,8 +29,6 @@ from zufluss.spark.read.batch import FlussReader, source_schema
 from zufluss.spark.source_options import Use, parse_options
 from zufluss.testing.server import DevServer
 
-pytestmark = pytest.mark.timeout(300)
-
 Read = Callable[..., Any]
 
 

@@ -21,7 +21,7 @@ from tests.spark.stream_queries import BatchRead, Rows, StreamRead
 from zufluss.client.sync.table import Table
 from zufluss.tiering.round import STEPS
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 KINDS = pytest.mark.parametrize(
     "kind", ["log", "keyed parted", *(["keyed", "log parted"] if FULL else [])]

@@ -32,7 +32,7 @@ from zufluss.model.arrow_types import from_arrow
 from zufluss.spark.write.sink import check_schema
 from zufluss.testing.server import DevServer
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 MORE = (
     Sample("char_6", pa.string(), ("", "zuflus", "→ ü", None)),

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tests.log.disk import SilentFiles
 from tests.tablet.gateway import Gateway
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.image import BucketState, ClusterImage, TableEntry, TablePut
 from zufluss.cluster.replicas import ReplicaStop, assignments
 from zufluss.cluster.token_service import MayRead, everybody
@@ -201,7 +202,7 @@ class Connection:
 
     async def answer(self, request_id: int) -> Any:
         """The only answer to a request; nothing may be in flight after it."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not self.answers[request_id]:
                 self._answered.clear()
                 await self._answered.wait()

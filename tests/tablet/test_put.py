@@ -17,6 +17,7 @@ from tests.end_to_end.kv import Codec, kv_batch, put_request
 from tests.tablet.keyed import KEYED, Keyed, serving
 from tests.tablet.parts import Parts, parts
 from tests.tablet.support import TABLE, Connection
+from tests.waiting import WAIT_SECONDS
 from zufluss.errors import ErrorCode, StorageBackpressureError
 from zufluss.model.schema import Schema
 from zufluss.tablet.put import (
@@ -115,7 +116,7 @@ async def test_a_closed_bucket_with_an_auto_increment_column_is_forgotten(tmp_pa
         await tablet.put((1, "one"), targets=(0, 1))
         state = weakref.ref(tablet.replica().tablet)
         await tablet.drop(0)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             while state() is not None:
                 await tablet.server.kv.settled()
                 gc.collect()

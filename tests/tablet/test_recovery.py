@@ -16,6 +16,7 @@ from tests.log.disk import SilentFiles
 from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed, many, serving
 from tests.tablet.support import TABLE, Tablet
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import assignments
 from zufluss.errors import ErrorCode, LogStorageError
@@ -68,7 +69,7 @@ async def produced(tablet: Tablet, *buckets: int) -> list[tuple[int, int]]:
 async def until_open(tablet: Tablet) -> None:
     for _ in range(3):
         await asyncio.sleep(0)  # a bucket that fails is closed in the next turn
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_SECONDS):
         while tablet.server.assignments.retries.waiting:
             await asyncio.sleep(0.01)
 
@@ -239,7 +240,7 @@ async def test_an_order_for_a_bucket_that_is_being_opened_again_opens_it_once(
     gateway.answers.clear()
     gateway.asked.clear()
     tablet.server.buckets.replica(TABLE, None, 1).fail("a test")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not gateway.asked:
             await asyncio.sleep(0.01)
     # As if the bucket had failed after the order ended the tries of before.
@@ -358,7 +359,7 @@ async def test_a_bucket_whose_recovery_was_interrupted_is_opened_again(
         monkeypatch.setattr(owner, step, fails_once)
         with suppress(MemoryError):
             replica.fail("the test says so")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS):
             while tablet.server.buckets.find(TABLE, None, 0) in (None, replica):
                 await asyncio.sleep(0.01)
         assert not failures

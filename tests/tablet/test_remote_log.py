@@ -14,6 +14,7 @@ import pytest
 from tests.log.support import entry
 from tests.tablet.gateway import Gateway
 from tests.tablet.support import TABLE, Connection, Tablet, batch, fetch_request
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.refusal import refusal_batch
 from zufluss.cluster.replicas import LakeOffsets, ReplicaStop
 from zufluss.errors import ErrorCode
@@ -452,7 +453,7 @@ async def test_a_location_that_comes_back_is_asked_again(
         (tmp_path / "away").rename(tablet.roots[0])
         assert (await tablet.fetched(1)).error_code == ErrorCode.STORAGE_EXCEPTION
         monkeypatch.setattr("zufluss.replica.remote_index.FAILURE_SECONDS", 0.0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not (answer := await tablet.fetched(1)).HasField("remote_log_fetch_info"):
                 assert answer.error_code == ErrorCode.STORAGE_EXCEPTION
 

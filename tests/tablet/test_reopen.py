@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.image import BucketState
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.errors import CorruptRecordError
@@ -43,7 +44,7 @@ class Opening:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not condition():
             await asyncio.sleep(0)
 

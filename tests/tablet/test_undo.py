@@ -15,6 +15,7 @@ from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed
 from tests.tablet.remote.test_restore import copied_log
 from tests.tablet.support import TABLE, Connection
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.image import ClusterNode
 from zufluss.cluster.producers import ProducerEntry, TableProducers, producers_to_proto
 from zufluss.cluster.replicas import assignments
@@ -135,7 +136,7 @@ class Halted:
         bucket.server.kv.worker.run(self._wait)
 
     def _wait(self) -> None:
-        assert self._go.wait(20)
+        assert self._go.wait(WAIT_SECONDS)
 
     def go(self) -> None:
         self._go.set()
@@ -274,7 +275,7 @@ async def test_the_present_epoch_waits_for_the_undo_and_calls_join_it(
     go, steps = threading.Event(), undo.Undo.steps
 
     def late(self: undo.Undo, source: Any) -> Any:
-        assert go.wait(20)
+        assert go.wait(WAIT_SECONDS)
         return steps(self, source)
 
     monkeypatch.setattr(undo.Undo, "steps", late)
@@ -426,7 +427,7 @@ async def test_a_bucket_that_stops_ends_its_undo(
     go, steps = threading.Event(), undo.Undo.steps
 
     def late(self: undo.Undo, source: Any) -> Any:
-        assert go.wait(20)
+        assert go.wait(WAIT_SECONDS)
         return steps(self, source)
 
     monkeypatch.setattr(undo.Undo, "steps", late)

@@ -37,7 +37,7 @@ from tests.paths import ROOT
 from tests.tiering import fault_driver
 from tests.tiering.fault_driver import ORDERS, Orders
 from tests.tiering.support import create_table
-from tests.waiting import eventually, unless_away
+from tests.waiting import WAIT_SECONDS, eventually, unless_away
 from zufluss.errors import NetworkError, RequestTimeoutError
 from zufluss.lake.base import (
     COMMIT_USER,
@@ -55,8 +55,6 @@ from zufluss.lake.iceberg.private import data_file
 from zufluss.model.table import TableInfo
 from zufluss.testing.tiering import TieringProcess
 
-WAIT_SECONDS = 120.0
-"""Longer than anything takes that is not broken."""
 QUICK = {
     "lake.tiering.poll-interval": "20ms",
     "lake.tiering.heartbeat-interval": "200ms",

@@ -17,14 +17,12 @@ from tests.tiering.support import (
     offsets_in_lake,
 )
 from tests.tiering.test_round import rows
-from tests.waiting import eventually, unless_away
+from tests.waiting import WAIT_SECONDS, eventually, unless_away
 from zufluss.testing.server import DevServer
 from zufluss.tiering.options import TieringOptions
 from zufluss.tiering.runner import JobRunner
 from zufluss.tiering.service import TieringService
 from zufluss.tiering.tasks import BucketResult, TieringJob
-
-WAIT_SECONDS = 300.0
 
 
 def tiered(connection: zufluss.Connection, path: str) -> bool:

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-STOP_SECONDS = 60.0
+STOP_SECONDS = 300.0
+"""A process that takes longer to end hangs; a loaded machine may take long to write what it has."""
 
 
 class ReadyProcess:

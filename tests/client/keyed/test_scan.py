@@ -16,6 +16,7 @@ import pytest
 from tests.client.conftest import FAST
 from tests.client.fake import FakeServer
 from tests.client.fake_pins import PinCluster
+from tests.waiting import WAIT_SECONDS
 from zufluss import col
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.keyed.pins import REOPENED_MAX
@@ -497,7 +498,7 @@ async def test_pins_of_a_run_that_was_forgotten_are_not_kept(
     [keeper] = [task for task in asyncio.all_tasks() - tasks if "_keep" in repr(task.get_coro())]
     del scanner
     gc.collect()
-    await asyncio.wait_for(keeper, 10)
+    await asyncio.wait_for(keeper, WAIT_SECONDS)
 
 
 async def test_a_partition_that_is_dropped_is_told_once_and_the_others_are_read_on(

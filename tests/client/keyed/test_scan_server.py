@@ -18,6 +18,7 @@ import pytest
 import zufluss
 from tests.client.pk import create_table, delete, upsert
 from tests.servers import WarmServer
+from tests.waiting import WAIT_SECONDS
 from zufluss import col
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.scan import KvScanner
@@ -35,7 +36,6 @@ from zufluss.testing.server import DevServer
 KEYED = "id INT NOT NULL, name STRING, PRIMARY KEY (id)"
 SMALL = {"client.scanner.kv.fetch.max-bytes": "2kb"}
 ROWS = 4_000
-WAIT_SECONDS = 60.0
 
 Model = dict[int, str | None]
 
@@ -303,7 +303,6 @@ def pins(server: DevServer) -> list[Path]:
     return [place for place in server.data_dir.glob("**/pins") if place.is_dir()]
 
 
-@pytest.mark.timeout(180)
 def test_a_scan_goes_on_from_a_snapshot_and_the_log_after_kill_9(tmp_path: Path) -> None:
     with (
         WarmServer(tmp_path, {"kv.snapshot.interval": "50ms"}) as server,
@@ -332,7 +331,6 @@ def kill_and_start_without_pins(server: DevServer) -> None:
     server.start()
 
 
-@pytest.mark.timeout(180)
 def test_state_expires_and_is_made_again_while_a_consumer_is_slow(tmp_path: Path) -> None:
     """The state expires before every page."""
     short = {"zufluss.kv.scanner.age-max": "1500ms", "kv.scanner.expiration-interval": "20ms"}

@@ -11,6 +11,7 @@ import pytest
 import zufluss
 from tests.client.pk import create_table, delete, upsert
 from tests.servers import WarmServer
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.keyed.snapshots import KvSnapshotInfo
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
@@ -24,7 +25,6 @@ from zufluss.testing.s3 import S3Server
 
 KEYED = "id INT NOT NULL, name STRING, PRIMARY KEY (id)"
 FAST = {"kv.snapshot.interval": "20ms", "kv.snapshot.num-retained": "2"}
-WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module", params=["implicit", "s3"])

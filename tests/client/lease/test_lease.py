@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
 from tests.client.leases import ANY, DURATION_MS, FakeLeases, Holder, Time
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.core.renewal import Renewals, lasting_clock
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
@@ -479,5 +480,5 @@ async def test_the_renewer_ends_with_its_connection(
     renewers = [task for task in asyncio.all_tasks() - before if "_keep" in repr(task)]
     assert len(renewers) == 1
     await connection.close()
-    done, _ = await asyncio.wait(renewers, timeout=30)
+    done, _ = await asyncio.wait(renewers, timeout=WAIT_SECONDS)
     assert done == set(renewers)

@@ -13,6 +13,7 @@ import zufluss
 from tests.client.pk import create_table, upsert
 from tests.client.relay import Relay
 from tests.servers import WarmServer
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.lease import KvSnapshotLease
 from zufluss.client.sync.table import Table
@@ -32,8 +33,6 @@ KEYED = "id INT NOT NULL, name STRING, PRIMARY KEY (id)"
 PARTITIONED = "id INT NOT NULL, day STRING NOT NULL, PRIMARY KEY (id, day)"
 FAST = {"kv.snapshot.interval": "20ms", "kv.snapshot.num-retained": "1"}
 QUICK = {"client.request-timeout": "2s", "client.connect-timeout": "2s"}
-WAIT_SECONDS = 60.0
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")

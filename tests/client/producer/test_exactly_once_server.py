@@ -38,7 +38,6 @@ DAYS = "page INT, day STRING, views BIGINT SUM, PRIMARY KEY (page, day)"
 AGGREGATION = {"table.merge-engine": "aggregation"}
 DELETES = {"table.delete.behavior": "ALLOW"}
 UNDOS: list[Literal["server", "client"]] = ["server", "client"]
-pytestmark = pytest.mark.timeout(120)
 
 
 def counts(conn: Connection, schema: str = COUNTS, **options: Any) -> Table:

@@ -13,6 +13,7 @@ import pytest
 from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
 from tests.client.producers import MANY, NUMBER, VIEWS, FakeProducers, at, create_views, writers
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.producer.exactly_once import AsyncExactlyOnceWriter, AsyncTaskWriter
 from zufluss.client.producer.handle import JOB_TASK_MAX, ProducerHandle
@@ -129,7 +130,7 @@ async def test_a_task_with_little_memory_does_not_wait_for_itself(
     async with await connect_async(cluster.bootstrap, **options) as connection:
         plain = await connection.table("fluss.views")
         handle = ProducerHandle(plain.info.table_id, "job", NUMBER, 1, (1, 2))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             await run_task(plain, handle, pauses=False)
 
 

@@ -17,6 +17,7 @@ from tests.client.fake import FakeCluster
 from tests.client.read.test_log_scan import fill, ids
 from tests.client.remotes import RemoteBucket
 from tests.paths import FIXTURES
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.read.log_scan import AsyncLogScanner
@@ -430,7 +431,7 @@ async def test_ranges_behind_a_slow_one_are_read_meanwhile_and_handed_out_after_
 
     monkeypatch.setattr(files, "read", held_up)
     reading = asyncio.create_task(offsets())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         await all_begun.wait()
         assert begun == 1 + PLANNED > 1 + AHEAD
         slow.set()

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from tests.coordinator.lease_world import DAILY, HOUR_MS, TABLE, LeaseWorld
 from tests.coordinator.support import DAY_MS
+from tests.waiting import WAIT_SECONDS
 from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import (
     AuthorizationError,
@@ -169,7 +170,7 @@ async def test_the_timer_ends_a_lease_by_itself(tmp_path: Path) -> None:
     world.timer.start()
     await lease(world, "long", buckets=world.buckets[1:])
     await world.leases.acquire_latest("short", 5, world.buckets[:1], principal=None)
-    await asyncio.wait_for(ended.wait(), 30)
+    await asyncio.wait_for(ended.wait(), WAIT_SECONDS)
     await world.timer.stop()
     assert [info.lease_id for info in world.leases.book.infos()] == ["long"]
     await world.close()

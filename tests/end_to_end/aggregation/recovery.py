@@ -24,13 +24,13 @@ from pyroaring import BitMap, BitMap64
 
 from tests.end_to_end.aggregation.tables import fresh_name
 from tests.end_to_end.raw import RawClient
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
 from zufluss.model.producer import UNDO_TASK, ProducerWriter
 from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer
 
-WAIT_SECONDS = 60.0
 AGGREGATION = {"table.merge-engine": "aggregation"}
 DELETES = {"table.delete.behavior": "ALLOW"}
 SHARED = {"table.column-lock.enabled": "false"}
@@ -210,7 +210,7 @@ def folded(changes: pa.Table, rows: Mapping[int, Event] | None = None) -> dict[i
 def metric(server: DevServer, name: str, *labels: str) -> float:
     """One metric, over all label values that have these texts."""
     port = server.properties["zufluss.metrics.port"]
-    with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=WAIT_SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     shown = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return sum(

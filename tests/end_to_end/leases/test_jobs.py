@@ -24,8 +24,6 @@ from zufluss.model.table import TableBucket
 from zufluss.testing.process import ReadyProcess
 from zufluss.wire.api import ApiKey
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def texts(table: Table, bucket: TableBucket, lease: KvSnapshotLease) -> set[str]:
     """The rows of the leased snapshot of a bucket."""

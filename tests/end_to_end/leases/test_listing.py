@@ -17,8 +17,6 @@ from zufluss.errors import KvSnapshotLeaseNotFoundError
 from zufluss.model.table import TableBucket
 from zufluss.obs import metrics
 
-pytestmark = pytest.mark.timeout(300)
-
 IDS = ("a", "b", "c")
 
 

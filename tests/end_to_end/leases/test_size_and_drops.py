@@ -30,8 +30,6 @@ RECORD_BYTES_MAX = 1_000_000
 REVOKE = {"zufluss.kv.snapshot.lease.on-drop": "revoke"}
 DAY_SECONDS = 86_400.0
 
-pytestmark = pytest.mark.timeout(300)
-
 
 # -- very large leases ---------------------------------------------------------------------------
 

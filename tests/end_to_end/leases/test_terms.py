@@ -26,6 +26,7 @@ from tests.end_to_end.leases.stage import (
 from tests.end_to_end.locations.inspection import scrape
 from tests.end_to_end.raw import ConnectionEndedError
 from tests.servers import free_port
+from tests.waiting import WAIT_SECONDS
 from zufluss.client.sync.table import Table
 from zufluss.coordinator.leases.records import head_path, table_path
 from zufluss.coordinator.server import Coordinator
@@ -45,8 +46,6 @@ from zufluss.wire.api import ApiKey
 
 MINUTE_MS = 60_000
 CALLERS = 4
-
-pytestmark = pytest.mark.timeout(300)
 
 
 class Mortal:
@@ -164,7 +163,7 @@ def test_what_was_acknowledged_before_a_kill_is_there_and_the_rest_whole_or_not_
             threads = [Acquiring(it, buckets, some) for _ in range(CALLERS)]
             for thread in threads:
                 thread.start()
-            assert some.wait(60)
+            assert some.wait(WAIT_SECONDS)
             mortal.server.kill()
             for thread in threads:
                 thread.join()

@@ -15,8 +15,6 @@ from zufluss.client.lease.info import KvSnapshotLeaseUsage
 from zufluss.client.sync.table import Table
 from zufluss.model.table import TableBucket
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:

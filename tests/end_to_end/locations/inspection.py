@@ -19,7 +19,7 @@ import zufluss
 from tests.end_to_end.lake_round import FRESH, report_tiered
 from tests.end_to_end.locations.stage import CLIENT, SERVER, TABLE, Stage
 from tests.servers import WarmServer
-from tests.waiting import eventually
+from tests.waiting import WAIT_SECONDS, eventually
 from zufluss.cli.main import app
 from zufluss.client.sync.table import Table
 from zufluss.remote.objects import Objects
@@ -133,7 +133,7 @@ def tiered(it: Stage, table: Table, snapshot_id: int, offset: int) -> None:
 def scrape(server: DevServer) -> dict[str, float]:
     """The metrics of a server, by name and labels."""
     (url,) = re.findall(r"address=(http://\S+)", server.log())[-1:]
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     shown = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in shown}

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter
 
+from tests.waiting import WAIT_SECONDS
 from zufluss.errors import LogStorageError
 from zufluss.kv.cold.rocks import table_options
 from zufluss.kv.scan import scanner as scanner_module
@@ -66,7 +67,7 @@ def read(
     rows: int = ALL,
     size: int = ALL,
 ) -> Page:
-    return scanner.read(state, after, until, rows, size).result(timeout=60)
+    return scanner.read(state, after, until, rows, size).result(timeout=WAIT_SECONDS)
 
 
 def expected(
@@ -152,7 +153,7 @@ def test_many_places_in_a_state_are_read_at_once(scanner: Scanner, state: Path) 
     for _ in range(3):
         pages = [scanner.read(state, after, None, 5, ALL) for after in cursors]
         for i, page in enumerate(pages):
-            found = page.result(timeout=60)
+            found = page.result(timeout=WAIT_SECONDS)
             assert as_plain(found) == expected(cursors[i], None, 5, ALL)
             cursors[i] = found.last_key
 
@@ -185,7 +186,7 @@ def test_files_are_read_to_the_end_after_they_lost_their_names(tmp_path: Path) -
     shutil.rmtree(state)
     rest = read(scanner, state, first.last_key)
     assert first.values.tolist() + rest.values.tolist() == [rows[key] for key in sorted(rows)]
-    scanner.close(state).result(timeout=60)
+    scanner.close(state).result(timeout=WAIT_SECONDS)
     with pytest.raises(LogStorageError):
         read(scanner, state)
     scanner.stop()
@@ -254,8 +255,8 @@ def test_states_are_spread_over_processes_and_closed_one_by_one(tmp_path: Path) 
     assert [process.states for process in scanner._processes] == [2, 2]
     assert len(set(scanner.process_ids)) == 2
     for state in states:
-        scanner.close(state).result(timeout=60)
-    scanner.close(states[0]).result(timeout=60)
+        scanner.close(state).result(timeout=WAIT_SECONDS)
+    scanner.close(states[0]).result(timeout=WAIT_SECONDS)
     assert [process.states for process in scanner._processes] == [0, 0]
     scanner.stop()
     assert scanner.process_ids == []

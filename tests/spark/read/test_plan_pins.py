@@ -19,8 +19,6 @@ from zufluss.spark.read import plan_pins
 from zufluss.spark.read import stream as stream_reader
 from zufluss.testing.server import DevServer
 
-pytestmark = pytest.mark.timeout(120)
-
 FEW = 4
 ROOM = {"zufluss.metrics.port": "0", "kv.scanner.max-per-server": "6"}
 

@@ -40,7 +40,6 @@ from zufluss.spark.read import stream_limits
 from zufluss.spark.read.stream_limits import shares
 from zufluss.testing.server import DevServer
 
-pytestmark = pytest.mark.timeout(300)
 LIMITS = pytest.mark.skipif(stream_limits.datasource is None, reason="needs Spark 4.2")
 
 

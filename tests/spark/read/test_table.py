@@ -27,7 +27,6 @@ from zufluss.lake.base import CommitterContext, catalog_properties, lake_factory
 from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.testing.server import DevServer
 
-pytestmark = pytest.mark.timeout(300)
 Rows = list[tuple[Any, ...]]
 
 

@@ -13,8 +13,6 @@ from zufluss.errors import ConfigError
 from zufluss.spark.setup import java as finder
 from zufluss.spark.setup.java import JavaNotFoundError, shim_home, use_java
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def fake_java(home: Path, version: str) -> Path:
     """A `java` that knows its version only."""

@@ -17,8 +17,6 @@ from zufluss.spark.setup import settings
 from zufluss.spark.setup.session import check_version
 from zufluss.spark.setup.settings import defaults_for, settings_outside, with_retries
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.parametrize("module", [settings, lake_files], ids=lambda module: module.__name__)
 def test_the_examples_in_the_docstrings_are_right(module):

@@ -13,6 +13,7 @@ from tests.paths import FIXTURES
 from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import keyed, many
 from tests.tablet.support import TABLE
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.replicas import KvSnapshotOffset
 from zufluss.errors import NetworkError, ZuflussError
 from zufluss.log.holds import Holder
@@ -267,7 +268,7 @@ async def test_a_bucket_that_fails_does_not_keep_others_from_their_snapshots(
     async with keyed(tmp_path, buckets=2, conf=conf, gateway=Partly()) as tablet:
         for bucket in (0, 1):
             await tablet.put((bucket, "row"), bucket=bucket)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             await taken.wait()
 
 

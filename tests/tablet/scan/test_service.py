@@ -22,6 +22,7 @@ from tests.end_to_end.scans import (
 )
 from tests.tablet.keyed import KEYED, Keyed, many, serving
 from tests.tablet.support import TABLE
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.replicas import assignments
 from zufluss.errors import (
     AuthorizationError,
@@ -93,7 +94,7 @@ class Scans:
 
     async def settled(self, *expected: str) -> None:
         """Wait until these states and no others are on the disk."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             while self.pin_directories() != [*expected]:
                 await asyncio.sleep(0.01)
 
@@ -229,7 +230,7 @@ async def test_states_are_opened_while_they_are_being_removed(tmp_path: Path) ->
                 for _ in range(turns):
                     await asyncio.sleep(0)
 
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(WAIT_SECONDS):
             await asyncio.gather(*map(client, range(5)))
         await scans.settled()
 
@@ -364,7 +365,7 @@ async def test_a_call_that_waits_for_others_answers_in_its_time_too(tmp_path: Pa
         for _ in range(CALLS_MAX):
             await scans.service.calls.acquire()
         enough, scans.service.seconds_max = scans.service.seconds_max, 0.05
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             answer = await scans.page(pin, after_key=b"\x05")
             assert (answer.rows, answer.done, answer.last_key) == (0, False, b"\x05")
             more = await scans.scan(next_request(session.scanner_id, 1))

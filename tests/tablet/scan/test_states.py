@@ -18,6 +18,7 @@ from tests.counts import rounds
 from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.replicas import ReplicaStop
 from zufluss.errors import InvalidScanRequestError, UnknownTableOrBucketError
 from zufluss.kv.rest import Rests
@@ -140,7 +141,7 @@ async def test_a_scan_that_rests_for_puts_keeps_the_time_limit_of_a_call(
 
     def rest(self: Rests, when: float) -> None:
         resting.set()
-        assert rested.wait(60)
+        assert rested.wait(WAIT_SECONDS)
 
     await tablet.put(*many(0, 50))
     state = await opened(tablet)
