@@ -300,9 +300,12 @@ def test_a_flush_process_killed_in_the_middle_of_a_table_loses_nothing(
 
 
 def test_a_flush_that_memory_ran_out_for_does_not_stop_the_next_one(
-    store: KvStore, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    store: KvStore, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The flush process has half a request by then, and must not take the next one for the rest."""
+    other = open_store(tmp_path / "other", memory)
+    put(other, [b"key"], [b"value"], 0)
+    other.horizon = 1
     whole = flush._pieces
 
     def broken(arena: Bytes, refs: Positions, rests: Rests) -> Iterator[bytes | memoryview]:
@@ -317,6 +320,9 @@ def test_a_flush_that_memory_ran_out_for_does_not_stop_the_next_one(
         store.flush_begin(100, 100)
         with pytest.raises(MemoryError):
             store.flush_wait()
+    other.flush_begin(1, 1)
+    other.flush_wait()
+    other.abandon()
     store.flush_begin(100, 100)
     store.flush_wait()
     assert store.flushed_offset == 100
