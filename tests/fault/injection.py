@@ -48,9 +48,9 @@ WRITING: Final = frozenset(
 ROCKSDB: Final = "kv.cold.rocks.ColdTier._try"
 """Everything that is done with RocksDB."""
 
-NEVER: Final = ("__del__", "__repr__", "__str__", "_report")
-"""Functions whose exceptions Python swallows, or that only logs call; and `ThreadWorker._report`,
-which brings the outcomes of a thread to the event loop: nobody is left who could notice."""
+NEVER: Final = {"__del__", "__repr__", "__str__", "ThreadWorker._run", "ThreadWorker._report"}
+"""Functions whose exceptions Python swallows, or that only logs call; and the beginning of a worker
+thread and of its report to the event loop: nobody is left who could notice."""
 
 _SOURCE: Final = f"{Path(zufluss.__file__).parent}{os.sep}"
 
@@ -88,7 +88,7 @@ def _function(code: CodeType) -> tuple[str, int]:
     if not path.startswith(_SOURCE):
         return "", 0
     module = path.removeprefix(_SOURCE).removesuffix(".py").replace(os.sep, ".")
-    if module.partition(".")[0] not in PACKAGES or code.co_name in NEVER:
+    if module.partition(".")[0] not in PACKAGES or NEVER & {code.co_name, code.co_qualname}:
         return "", 0
     begin = next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")
     return f"{module}.{code.co_qualname}", begin
