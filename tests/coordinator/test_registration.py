@@ -79,8 +79,7 @@ class Apart:
         self.conf = Configuration.of({"data.dir": str(directory.parent / "data")} | (conf or {}))
         self.clock = Clock()
         self.tablet = RecordingTablet()
-        self.tablet_services = Services()
-        self.to_tablet = Loopback(self.tablet_services)
+        self.to_tablet = Loopback(Services())
         self.to_coordinator = Loopback(Services())
         self.cluster_ids: list[str] = []
         self.reports: list[HealthReport] = []
@@ -93,8 +92,15 @@ class Apart:
             TABLET, self.image, self.tablet, self.client, self.cluster_ids.append,
             lambda: self.reports,
         )  # fmt: skip
-        link.register(self.tablet_services)
+        services = Services()
+        link.register(services)
+        self.to_tablet.services = services
         return link
+
+    @property
+    def tablet_services(self) -> Services:
+        """The handlers of the newest process of the tablet server."""
+        return self.to_tablet.services
 
     async def start_coordinator(self) -> None:
         self.store = await EmbeddedStore.open(self.directory)
@@ -133,7 +139,8 @@ class Apart:
         """Have a tiering service commit a lake snapshot of the only lake table."""
         self.clock.now_ms += DAY_MS
         self.tablet.ends |= offsets
-        self.tablet_services.register(ApiKey.LIST_OFFSETS, self._list_offsets)
+        if ApiKey.LIST_OFFSETS not in self.tablet_services.handlers:
+            self.tablet_services.register(ApiKey.LIST_OFFSETS, self._list_offsets)
         lake = self.coordinator.lake
         turn = await lake.hand_out(MINUTE_MS)
         assert turn is not None
