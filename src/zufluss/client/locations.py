@@ -12,6 +12,7 @@ from enum import IntEnum
 from zufluss.config.values import INT32_MAX, INT64_MAX
 from zufluss.errors import ConfigError
 from zufluss.model.table import PhysicalTablePath
+from zufluss.remote.files import FileProblem
 from zufluss.remote.locations import AdminState, AlterOp, Health
 from zufluss.wire import messages as m
 
@@ -140,16 +141,6 @@ class LocationFiles:
     """Key-value snapshots that need these files; only if documents were read."""
     problems: tuple[FileProblem, ...] = ()
     """Files that are not as they should be."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileProblem:
-    """A live file that is missing, cut or cannot be read."""
-
-    path: str
-    """Path below the root of the location; empty for a problem of all files of a bucket."""
-    reason: str
-    """What is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,15 @@ class RemoteFile(NamedTuple):
     """CRC-32C of the bytes."""
 
 
+class FileProblem(NamedTuple):
+    """A live file that is missing, cut or cannot be read."""
+
+    path: str
+    """Path below the root of the location; empty for a problem of all files of a bucket."""
+    reason: str
+    """How the file differs from what it should be, or why it cannot be read."""
+
+
 class Usage(NamedTuple):
     """Number and bytes of files in one location."""
 

@@ -1,4 +1,4 @@
-"""The live files of a location: which there should be, and whether they are there.
+"""The live files of a location: which files should be there, and whether they are.
 
 The files are counted in groups, which the coordinator knows without I/O:
 
@@ -37,7 +37,7 @@ from zufluss.errors import ConfigError, ErrorCode, ZuflussError, error
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote import layout
 from zufluss.remote.errors import LocationUnavailableError
-from zufluss.remote.files import NOTHING, RemoteFile, Usage
+from zufluss.remote.files import NOTHING, FileProblem, RemoteFile, Usage
 from zufluss.remote.manifest import MANIFEST_BYTES_MAX, LogManifest
 from zufluss.remote.objects import Objects
 from zufluss.remote.snapshot import METADATA_BYTES_MAX, KvSnapshot
@@ -73,13 +73,6 @@ class LiveGroup(NamedTuple):
     """Differs when the files differ."""
 
 
-class FileProblem(NamedTuple):
-    """A live file that is not as it should be."""
-
-    path: str
-    reason: str
-
-
 class GroupFiles(NamedTuple):
     """The files of a group, as its documents list them."""
 
@@ -91,6 +84,7 @@ class GroupFiles(NamedTuple):
     snapshot_ids: tuple[int, ...] = ()
     """Snapshots with files in the location."""
     problems: tuple[FileProblem, ...] = ()
+    """Documents that cannot be read, and files that are not as they should be."""
 
 
 class Inventory:
@@ -115,7 +109,7 @@ class Inventory:
         self._storage = registry.storage
         self._copies: OrderedDict[tuple[int, str], dict[str, Hashable]] = OrderedDict()
 
-    # -- what there should be -----------------------------------------------------------------
+    # -- groups -------------------------------------------------------------------------------
 
     def groups(self, location_id: int) -> list[LiveGroup]:
         """The groups with files in a location, in the order of their keys; no I/O."""
