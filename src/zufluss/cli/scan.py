@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from zufluss.client.keyed.scan_info import KvScanInfo
     from zufluss.client.sync.connection import Connection
     from zufluss.client.sync.table import Table
-    from zufluss.model.table import TablePath
 
 ROWS: Final = "rows"
 """The command that `zufluss scan` runs if none is named."""
@@ -72,6 +71,43 @@ class ScanSource(StrEnum):
     LAKE = "lake"
 
 
+SourceOption = Annotated[
+    ScanSource | None,
+    typer.Option(
+        "--source",
+        help="log, lake, or union for both together. For a primary-key table also live (its "
+        "rows now, the default) and snapshot (its newest key-value snapshots).",
+    ),
+]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="FILTER",
+        help='Only rows that match, such as "id > 5". Filters have comparisons, IN, BETWEEN, IS '
+        "NULL, LIKE with % at an end, AND, OR, NOT and parentheses. Texts, dates and times are in "
+        "single quotes.",
+    ),
+]
+PartitionsOption = Annotated[
+    list[str] | None,
+    typer.Option("--partition", metavar="NAME", help="Only this partition; may be repeated."),
+]
+BucketsOption = Annotated[
+    list[int] | None,
+    typer.Option("--bucket", metavar="N", help="Only this bucket; may be repeated."),
+]
+AtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="POSITION",
+        help="The rows of a primary-key table as they were then: a time (ISO 8601 or epoch "
+        "ms), `offset:N` for every bucket, or `offset:BUCKET=N,BUCKET=N`.",
+    ),
+]
+
+
 @app.command(ROWS, hidden=True)
 def scan(
     table: TableArgument,
@@ -79,35 +115,11 @@ def scan(
     start: FromOption = EARLIEST,
     limit: LimitOption = None,
     follow: FollowOption = False,
-    origin: Annotated[
-        ScanSource | None,
-        typer.Option(
-            "--source",
-            help="log, lake, or union for both together. For a primary-key table also live (its "
-            "rows now, the default) and snapshot (its newest key-value snapshots).",
-        ),
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option("--where", metavar="FILTER", help='Only rows that match: "id > 5".'),
-    ] = None,
-    partitions: Annotated[
-        list[str] | None,
-        typer.Option("--partition", metavar="NAME", help="Only this partition; may be repeated."),
-    ] = None,
-    buckets: Annotated[
-        list[int] | None,
-        typer.Option("--bucket", metavar="N", help="Only this bucket; may be repeated."),
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            "--at",
-            metavar="POSITION",
-            help="The rows of a primary-key table as they were then: a time (ISO 8601 or epoch "
-            "ms), `offset:N` for every bucket, or `offset:BUCKET=N,BUCKET=N`.",
-        ),
-    ] = None,
+    origin: SourceOption = None,
+    where: WhereOption = None,
+    partitions: PartitionsOption = None,
+    buckets: BucketsOption = None,
+    at: AtOption = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
@@ -123,9 +135,6 @@ def scan(
     JSON output is one object per line, which `zufluss append` and `upsert` can read. If the output
     goes to a file or a pipe, stderr shows the progress of a scan of a primary-key table.
 
-    A filter compares columns with values: `=`, `<>`, `<`, `<=`, `>`, `>=`, IN, BETWEEN, IS NULL,
-    LIKE with % at an end, AND, OR, NOT, parentheses. Texts, dates and times stand in single quotes.
-
     Examples:
 
       zufluss scan events --limit 10
@@ -136,16 +145,12 @@ def scan(
 
       zufluss scan shop.orders --output json > orders.ndjson
 
-      zufluss scan shop.orders --source union
-
       zufluss scan shop.orders --where "day >= '2026-01-30' AND cents > 100" --partition 2026-01-31
 
       zufluss scan shop.orders --at 2026-01-31T08:00:00Z --bucket 0
     """
-    name = table_path(table)
     with connected(bootstrap, settings) as connection:
-        source = connection.table(str(name))
-        keyed = source.info.has_primary_key
+        source = connection.table(str(table_path(table)))
         rows_of = origin or _usual(source)
         chosen: dict[str, Any] = {
             "filter": where,
@@ -154,24 +159,13 @@ def scan(
             "buckets": buckets or None,
             "source": rows_of.value,
         }
-        if _is_state(rows_of, keyed):
-            _check_state(name, rows_of, start, follow, keyed)
-            moment = None if at is None else _offsets_at(connection, source, at, partitions)
-            _print_state(source, chosen_columns(source, columns), chosen | {"at": moment}, output)
-            return
-        if at is not None:
-            raise typer.BadParameter(
-                f"--at is for the rows of a primary-key table, not for --source {rows_of}"
-            )
-        _check_union(name, rows_of, start, follow, keyed)
-        with usage():
-            scan = source.scan(
-                columns=list(names(columns)) or None,
-                start=start_of(start, source.info.bucket_count),
-                stop=None if follow else LATEST,
-                **chosen,
-            )
-        print_scan(scan, output)
+        if _is_state(rows_of, source.info.has_primary_key):
+            _check_state(source, rows_of, start, follow)
+            chosen["at"] = None if at is None else _offsets_at(connection, source, at, partitions)
+            _print_state(source, chosen_columns(source, columns), chosen, output)
+        else:
+            _check_log(source, rows_of, start, follow, at)
+            _print_log(source, columns, start, follow, chosen, output)
 
 
 @app.command("list")
@@ -251,10 +245,9 @@ def _is_state(origin: ScanSource, keyed: bool) -> bool:
     return origin in (ScanSource.LIVE, ScanSource.SNAPSHOT) or (keyed and origin is ScanSource.LOG)
 
 
-def _check_state(
-    name: TablePath, origin: ScanSource, start: str, follow: bool, keyed: bool
-) -> None:
-    if not keyed:
+def _check_state(table: Table, origin: ScanSource, start: str, follow: bool) -> None:
+    name = table.path
+    if not table.info.has_primary_key:
         raise typer.BadParameter(
             f"table {name} has no primary key, so --source {origin} has no rows; use --source log"
         )
@@ -266,17 +259,19 @@ def _check_state(
         )
 
 
-def _check_union(
-    name: TablePath, origin: ScanSource, start: str, follow: bool, keyed: bool
-) -> None:
+def _check_log(table: Table, origin: ScanSource, start: str, follow: bool, at: str | None) -> None:
+    if at is not None:
+        raise typer.BadParameter(
+            f"--at is for the rows of a primary-key table, not for --source {origin}"
+        )
     if origin is ScanSource.LOG:
         return
     if start != EARLIEST:
         raise typer.BadParameter(f"--from {start} is for --source log; {origin} reads everything")
-    if follow and keyed:
+    if follow and table.info.has_primary_key:
         raise typer.BadParameter(
-            f"table {name} has a primary key; its changes are followed by zufluss changelog "
-            f"{name} --follow"
+            f"table {table.path} has a primary key; its changes are followed by zufluss changelog "
+            f"{table.path} --follow"
         )
     if follow and origin is ScanSource.LAKE:
         raise typer.BadParameter(
@@ -324,6 +319,25 @@ def _print_state(
         show = row_printer(output, columns)
         for batch in source.head(limit).select(columns).to_batches():
             show(batch)
+
+
+def _print_log(
+    source: Table,
+    columns: str | None,
+    start: str,
+    follow: bool,
+    options: dict[str, Any],
+    output: Output,
+) -> None:
+    """Print rows of a log, of the lake, or of both."""
+    with usage():
+        scan = source.scan(
+            columns=list(names(columns)) or None,
+            start=start_of(start, source.info.bucket_count),
+            stop=None if follow else LATEST,
+            **options,
+        )
+    print_scan(scan, output)
 
 
 def _row(scan: KvScanInfo) -> tuple[Any, ...]:

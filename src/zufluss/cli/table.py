@@ -32,6 +32,15 @@ from zufluss.cli.times import iso_time
 if TYPE_CHECKING:
     from zufluss.model.table import TableDescriptor, TableInfo
 
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema",
+        metavar="FILE",
+        help="A .json, .yaml, .parquet or .arrow file with the columns.",
+    ),
+]
+
 app = typer.Typer(no_args_is_help=True, help="Tables: list, create, describe, alter, drop, lake.")
 
 
@@ -62,14 +71,7 @@ def create(
         str | None,
         typer.Argument(metavar="COLUMNS", help="A column list as in SQL; --schema replaces it."),
     ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            "--schema",
-            metavar="FILE",
-            help="A .json, .yaml, .parquet or .arrow file with the columns.",
-        ),
-    ] = None,
+    schema: SchemaFile = None,
     primary_key: Annotated[str | None, typer.Option(metavar="A,B", help="The primary key.")] = None,
     partition_by: Annotated[
         str | None, typer.Option(metavar="A,B", help="The partition keys.")

@@ -131,27 +131,13 @@ class Coordinator:
         )
         self.catalog = _catalog(base, state)
         self.lake = _lake(base, state)
-        self.leases = LeaseCalls(
-            state.lease_book,
-            state.remotes,
-            conf,
-            is_super=base.authority.is_super,
-            clock=base.clock,
-            clock_ms=clock_ms,
-        )
+        self.leases = _leases(base, state)
         interval_ms = conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
         self.lease_timer = LeaseTimer(state.lease_book, base.clock, interval_ms / 1000)
         holds = LeaseHolds(conf, self.leases, base.clock)
         self.remote = _remote(base, state, self.catalog, self.lake, holds, reach)
         self._sweeps = SweepService(self.remote.sweep, state.locations)
-        self._inventory = Inventory(
-            base.image,
-            state.remotes,
-            self.remote.snapshots,
-            state.lake_book.files,
-            state.held_drops,
-            state.locations,
-        )
+        self._inventory = _inventory(base, state, self.remote)
         self.lost_locations = LostLocations(
             state.locations,
             self.remote.snapshots,
@@ -172,17 +158,20 @@ class Coordinator:
         """Tablet servers of other processes; None in a process with both roles."""
         if connect is not None:
             self.locations.add_reports(node.node_id, self.locations.storage.reports)
-            self.registrations = Registrations(
-                self.catalog,
-                base.tablets,
-                state.locations,
-                state.producer_book,
-                connect,
-                clock_ms,
-                self._server_joined,
-            )
+            self.registrations = self._registrations(base, state, connect)
         self.authority = base.authority
         self._clock_ms = clock_ms
+
+    def _registrations(self, base: _Base, state: _State, connect: Connect) -> Registrations:
+        return Registrations(
+            self.catalog,
+            base.tablets,
+            state.locations,
+            state.producer_book,
+            connect,
+            base.clock_ms,
+            self._server_joined,
+        )
 
     @classmethod
     async def open(
@@ -333,6 +322,28 @@ def _lake(base: _Base, state: _State) -> LakeTables:
         state.lake_book,
         OffsetsFiles(state.locations),
         base.clock_ms,
+    )
+
+
+def _leases(base: _Base, state: _State) -> LeaseCalls:
+    return LeaseCalls(
+        state.lease_book,
+        state.remotes,
+        base.conf,
+        is_super=base.authority.is_super,
+        clock=base.clock,
+        clock_ms=base.clock_ms,
+    )
+
+
+def _inventory(base: _Base, state: _State, remote: RemoteKeeper) -> Inventory:
+    return Inventory(
+        base.image,
+        state.remotes,
+        remote.snapshots,
+        state.lake_book.files,
+        state.held_drops,
+        state.locations,
     )
 
 

@@ -136,6 +136,11 @@ class TabletServer:
         self.pin_states = PinStates(conf, buckets, self.kv, rebuilder, contention, tasks)
         self.scans = ScanService(conf, buckets, self.pin_states, tasks, may_read, monotonic)
 
+        self.assignments = self._assignments(remote, restorer)
+        self._started = False
+
+    def _assignments(self, remote: RemoteContext, restorer: Restorer) -> Assignments:
+        """The buckets of this server, and the parts that follow their opening and closing."""
         followers = (
             self.remote_logs,
             self.snapshots,
@@ -148,15 +153,14 @@ class TabletServer:
             self.logs,
             self.kv,
             self.producers,
-            expiry_ms,
+            self._expiry_ms,
             opened=(self.pin_states.opened,),
             closed=tuple(follower.closed for follower in followers),
             failed=lambda replica: self.assignments.recover(replica),
         )
-        self.assignments = Assignments(
+        return Assignments(
             self.data_dir, host, remote, restorer, self.remote_logs, self.scans.closed
         )
-        self._started = False
 
     @property
     def image(self) -> ClusterImage:
