@@ -6,8 +6,10 @@ import datetime as dt
 from contextlib import suppress
 from decimal import Decimal
 
+import duckdb
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zufluss import Schema, col
@@ -104,3 +106,79 @@ def test_a_filter_cannot_exhaust_the_stack(text: str) -> None:
 def test_any_text_is_a_filter_or_a_typed_error(text: str) -> None:
     with suppress(InvalidPredicateError):
         parse_filter(text, SCHEMA)
+
+
+COLUMNS = {
+    "id": ["-1", "0", "2"],
+    "name": ["''", "'a'", "'ab'", "'it''s'"],
+    "ok": ["TRUE", "false"],
+    "day": ["'2026-01-01'", "'2026-01-02'"],
+    "price": ["1.10", "-2", "0"],
+    "score": ["0", "2.5", "1e3"],
+}
+"""Columns and literals of random filters."""
+SIGNS = ("=", "<>", "!=", "<", "<=", ">", ">=")
+
+
+@st.composite
+def random_tests(draw: st.DrawFn) -> str:
+    column = draw(st.sampled_from([*COLUMNS]))
+    value = st.sampled_from(COLUMNS[column])
+    a, b, negated = draw(value), draw(value), draw(st.sampled_from(["", "NOT "]))
+    pattern = draw(st.sampled_from(["a%", "%b", "%a%", "ab", "%", "%%", ""]))
+    sign = draw(st.sampled_from(SIGNS))
+    return draw(
+        st.sampled_from(
+            [
+                f"{column} {sign} {a}",
+                f'"{column}" IS {negated}NULL',
+                f"{column} {negated}IN ({a}, {b})",
+                f"{column} {negated}BETWEEN {a} AND {b}",
+                f"name {negated}LIKE '{pattern}'",
+                f"{negated}ok",
+            ]
+        )
+    )
+
+
+FILTERS = st.recursive(
+    random_tests(),
+    lambda inner: st.one_of(
+        st.builds("NOT {}".format, inner),
+        st.builds("({})".format, inner),
+        st.builds("{} {} {}".format, inner, st.sampled_from(["AND", "or", "OR"]), inner),
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    """Every pair of neighbouring columns meets with and without NULL."""
+    values: dict[str, list[object]] = {
+        "id": [None, -1, 0, 1, 2],
+        "name": [None, "", "a", "ab", "b", "it's"],
+        "ok": [None, True, False],
+        "day": [None, dt.date(2026, 1, 1), dt.date(2026, 1, 3)],
+        "price": [None, Decimal("1.10"), Decimal("-2.00")],
+        "score": [None, 0.0, 2.5, 1e9],
+    }
+    count = 4 * 5 * 6 * 7
+    return pa.table(
+        {
+            name: pa.array(
+                [these[(i // (j + 1) + i) % len(these)] for i in range(count)],
+                SCHEMA.column(name).data_type.to_arrow(),
+            )
+            for j, (name, these) in enumerate(values.items())
+        }
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=FILTERS)
+def test_a_filter_selects_the_rows_that_sql_selects(text: str, rows: pa.Table) -> None:
+    """Precedence, NULL and negation are those of SQL; DuckDB is the referee."""
+    expected = duckdb.sql(f"SELECT * FROM rows WHERE {text}").to_arrow_table()
+    selected = rows.filter(parse_filter(text, SCHEMA).to_arrow(SCHEMA))
+    assert selected.to_pylist() == expected.to_pylist()
