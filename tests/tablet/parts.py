@@ -104,7 +104,7 @@ class Parts:
         replica.close(delete=delete)
 
     def produce_handler(self) -> ProduceHandler:
-        return ProduceHandler(self.buckets, self.durability, lambda: NOW_MS)
+        return ProduceHandler(self.buckets, self.durability, self.tasks, lambda: NOW_MS)
 
     def fetch_handler(self) -> FetchHandler:
         remote_logs = RemoteLogRunner(

@@ -22,6 +22,7 @@ from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.log.files import Files
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
+from zufluss.pacing import Pace
 from zufluss.record.header import build_batch
 from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage
@@ -146,6 +147,7 @@ class Connection:
         self.answers: dict[int, list[Any]] = {}
         self.drained: list[Callable[[], None]] = []
         self._answered = asyncio.Event()
+        self.pace = Pace(asyncio.get_running_loop())
 
     def send(self, handle: Any, request: Any, version: int = 0) -> int:
         """Give a request to a handler as the network does."""

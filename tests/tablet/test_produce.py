@@ -18,9 +18,9 @@ from zufluss.errors import ErrorCode
 from zufluss.log.log import AppendResult, Log
 from zufluss.log.manager import COPY_BYTES_MAX
 from zufluss.record.arrow.zstd import ZstdMessages
-from zufluss.record.batch.check import ContentCheck
+from zufluss.record.batch.check import BATCHES_MAX, ContentCheck
 from zufluss.record.header import build_batch, iter_headers
-from zufluss.tablet.produce import GATHERED_BYTES_MAX
+from zufluss.tablet.produce import ENTRIES_AT_ONCE, GATHERED_BYTES_MAX
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 
@@ -288,4 +288,40 @@ async def test_content_that_takes_long_to_unpack_is_checked_beside_the_event_loo
     assert await connection.produced(sent) == [(0, 0), (1, corrupt), (9, UNKNOWN)]
     assert set(threads) == {"zufluss-check_0"}
     assert tablet.server.buckets.replica(TABLE, None, 0).log.log_end_offset == 600_000
+    await tablet.server.close()
+
+
+async def test_a_request_with_many_entries_is_appended_in_turns_and_answered_once(
+    tmp_path: Path,
+) -> None:
+    """65,536 entries of 6 bytes held the event loop for more than a second."""
+    tablet = await Tablet(tmp_path).start()
+    connection = Connection()
+    request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    for number in range(2 * ENTRIES_AT_ONCE):
+        request.buckets_req.add(bucket_id=(0, 1, 9)[number % 3], records=batch(1))
+    request.buckets_req.add(bucket_id=1, records=packed_batch(600_000, damaged=True))
+    sent = connection.send(tablet.server.produce.handle, request)
+    assert not any(replica.log.log_end_offset for replica in tablet.server.buckets.replicas())
+    corrupt = int(ErrorCode.CORRUPT_RECORD_EXCEPTION)
+    answers = await connection.produced(sent)
+    expected = [(0, 0), (1, 0), (9, UNKNOWN)] * ENTRIES_AT_ONCE
+    assert answers == [*expected[: 2 * ENTRIES_AT_ONCE], (1, corrupt)]
+    ends = [replica.log.log_end_offset for replica in tablet.server.buckets.replicas()]
+    assert ends == [(2 * ENTRIES_AT_ONCE + 2) // 3, (2 * ENTRIES_AT_ONCE + 1) // 3]
+    assert not tablet.server.produce.pending
+    assert tablet.server.produce._later_bytes == 0
+    await tablet.server.close()
+
+
+async def test_an_entry_of_many_tiny_batches_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    tablet = await Tablet(tmp_path).start()
+    connection = Connection()
+    request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    request.buckets_req.add(bucket_id=0, records=batch(1) * BATCHES_MAX)
+    request.buckets_req.add(bucket_id=1, records=batch(1) * (BATCHES_MAX + 1))
+    sent = connection.send(tablet.server.produce.handle, request)
+    too_large = int(ErrorCode.RECORD_TOO_LARGE_EXCEPTION)
+    assert await connection.produced(sent) == [(0, 0), (1, too_large)]
+    assert tablet.server.buckets.replica(TABLE, None, 1).log.log_end_offset == 0
     await tablet.server.close()

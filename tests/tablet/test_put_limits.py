@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import structlog.testing
 
 from tests.end_to_end.kv import Codec, kv_batch, put_request
 from tests.tablet.keyed import KEYED
@@ -20,7 +21,9 @@ from zufluss.kv.hot.entries import NEWEST
 from zufluss.kv.store import KvStore, hash_keys
 from zufluss.obs import metrics
 from zufluss.record.slices import Slices
-from zufluss.tablet.put import BACKPRESSURE_VERSION
+from zufluss.tablet import put as put_module
+from zufluss.tablet.produce import ENTRIES_AT_ONCE
+from zufluss.tablet.put import BACKPRESSURE_VERSION, BATCH_BYTES
 from zufluss.tablet.samples import tablet_samples
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
@@ -106,3 +109,39 @@ async def test_memory_and_open_files_of_primary_key_buckets_are_measured(tmp_pat
         assert 10_000 < samples[metrics.KV_MEMORY_DIRTY_BYTES] < samples[metrics.KV_MEMORY_BYTES]
         assert samples[metrics.KV_MEMORY_REFUSALS] == 0
         assert samples[metrics.KV_DATABASE_DESCRIPTORS] >= 0
+
+
+async def test_a_put_with_many_entries_is_begun_in_turns_and_logged_once(
+    keyed: Parts,
+) -> None:
+    """65,536 unknown buckets held the event loop for four seconds, most of it for log lines."""
+    await keyed.open()
+    handler, connection = keyed.put_handler(), Connection()
+    request = m.PutKvRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    for number in range(2 * ENTRIES_AT_ONCE):
+        request.buckets_req.add(bucket_id=number % 2, records=kv_batch([CODEC.put((number, "x"))]))
+    with structlog.testing.capture_logs() as lines:
+        sent = connection.send(handler.handle, request, BACKPRESSURE_VERSION)
+        assert not connection.answers[sent]
+        answer = decode(m.PutKvResponse, await connection.answer(sent))
+    unknown = ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
+    assert [e.error_code for e in answer.buckets_resp] == [0, unknown] * ENTRIES_AT_ONCE
+    assert [line["event"] for line in lines].count("put_refused") == 1
+    assert handler.pressure() == 0
+    assert not handler.pending
+
+
+async def test_many_small_batches_count_more_than_their_bytes_in_the_queue(
+    keyed: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker takes 0.1 ms for a batch of one row; 40,000 of them are 2 MB."""
+    await keyed.open()
+    monkeypatch.setattr(put_module, "QUEUE_BYTES_MAX", 10 * BATCH_BYTES)
+    handler, connection = keyed.put_handler(), Connection()
+    request = m.PutKvRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    for number in range(ENTRIES_AT_ONCE):
+        request.buckets_req.add(bucket_id=0, records=kv_batch([CODEC.put((number, "x"))]))
+    sent = connection.send(handler.handle, request, BACKPRESSURE_VERSION)
+    answer = decode(m.PutKvResponse, await connection.answer(sent))
+    full = ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION
+    assert [e.error_code for e in answer.buckets_resp] == [0] * 10 + [full] * (ENTRIES_AT_ONCE - 10)

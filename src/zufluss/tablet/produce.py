@@ -16,14 +16,15 @@ bucket until the end of the loop turn: one write and one step of the high waterm
 They are written in the order of their arrival, because any other append to a bucket first writes
 the gathered entries. If the write fails, exactly these entries are refused.
 
-Compressed content that takes long to unpack is checked in a thread; the client's later requests
-wait meanwhile, so that its batches stay in order, and other clients go on.
+Requests with many entries are checked and appended in turns of the event loop, and compressed
+content that takes long to unpack is checked in a thread. The client's later requests wait for that,
+so that its batches stay in order; other clients go on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +44,7 @@ from zufluss.record.batch.check import CheckedBatch, ContentCheck, LaterChecks
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import BucketKey, Buckets, TableState
 from zufluss.tablet.durability import Durability
+from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire.hot.buckets import BucketScan
 from zufluss.wire.hot.produce import (
     ProducedBucket,
@@ -61,11 +63,15 @@ SMALL_BYTES_MAX = 64 * 1024
 UNPACK_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of compressed content, uncompressed, that a request may have checked on the event loop."""
 LATER_BYTES_MAX = 256 * 1024 * 1024
-"""Requests that may wait for a thread that checks their content."""
+"""Requests that may wait for their turn, or for a thread that checks their content."""
+ENTRIES_AT_ONCE = 128
+"""Bucket entries of a request that are handled at once; more are handled in turns."""
 GATHERED_BYTES_MAX = 64 * 1024
 """Entries that gather for one write; as much as the commit log takes as one entry."""
 
 _new = tuple.__new__
+_UNFINISHED = -1
+"""The waiting position of a request whose entries are not all appended yet."""
 _LONE = {0}
 """The waiting positions of a request with one entry; shared, since it is never changed."""
 
@@ -232,9 +238,14 @@ class ProduceHandler:
     """The handler of PRODUCE_LOG."""
 
     def __init__(
-        self, buckets: Buckets, durability: Durability, clock_ms: Callable[[], int]
+        self,
+        buckets: Buckets,
+        durability: Durability,
+        tasks: BackgroundTasks,
+        clock_ms: Callable[[], int],
     ) -> None:
         self._buckets = buckets
+        self._tasks = tasks
         self._clock_ms = clock_ms
         self._durability = durability
         self._loop = asyncio.get_running_loop()
@@ -268,12 +279,15 @@ class ProduceHandler:
             )
         table = self._buckets.tables.get(scan.table_id)
         self._last = None if table is None or table.has_primary_key else table
+        if len(scan.buckets) > ENTRIES_AT_ONCE:
+            self._begin_later(connection, request_id, scan, (), array[:end])
+            return
         later = LaterChecks(UNPACK_BYTES_MAX)
         entries = [
             self._check_entry(scan.table_id, bucket, array, later) for bucket in scan.buckets
         ]
         if later.checks:
-            self._check_later(connection, request_id, scan, entries, array[:end])
+            self._begin_later(connection, request_id, scan, entries, array[:end])
         else:
             self._write_checked(connection, request_id, scan, entries, view)
 
@@ -309,39 +323,99 @@ class ProduceHandler:
         table = self._buckets.tables.get(scan.table_id)
         self._one(connection, request_id, scan, table, entry, view)
 
-    def _check_later(
+    def _begin_later(
         self,
         connection: ServerConnection,
         request_id: int,
         scan: ProduceScan,
-        entries: list[CheckedEntry],
+        entries: Sequence[CheckedEntry],
         received: Any,
     ) -> None:
-        """Check the content of large compressed batches in a thread, then append."""
+        """Handle a request beside others: `entries` are checked but for their content, or none."""
         size = len(received)
         if self._later_bytes + size > LATER_BYTES_MAX:
             raise LogStorageError(
-                f"{self._later_bytes} bytes of compressed batches wait to be checked, "
+                f"{self._later_bytes} bytes of requests wait to be checked, "
                 f"{LATER_BYTES_MAX} are allowed; try again after a pause"
             )
         body = received.copy()
         self._later_bytes += size
         connection.stop_requests()
-        outcome = self._loop.run_in_executor(self._checkers, _check_contents, entries, body)
+        self._tasks.spawn(self._later(connection, request_id, scan, entries, body))
 
-        def checked(done: asyncio.Future[list[CheckedEntry]]) -> None:
-            self._later_bytes -= size
+    async def _later(
+        self,
+        connection: ServerConnection,
+        request_id: int,
+        scan: ProduceScan,
+        entries: Sequence[CheckedEntry],
+        body: Any,
+    ) -> None:
+        """Check a request in turns and its content in a thread, then append it in turns."""
+        try:
+            pace = connection.pace
+            checked = list(entries)
+            if not checked:
+                later = LaterChecks(UNPACK_BYTES_MAX)
+                for bucket in scan.buckets:
+                    await pace.pause()
+                    checked.append(self._check_entry(scan.table_id, bucket, body, later))
+            if any(entry.later for entry in checked):
+                checked = await self._loop.run_in_executor(
+                    self._checkers, _check_contents, checked, body
+                )
+        except Exception as problem:
+            log.error("content_not_checked", exc_info=problem)
+            refusal = refusal_of(problem)
+            connection.respond_error(request_id, refusal.code, refusal.message)
+            connection.done()
+        else:
+            await self._write_later(connection, request_id, scan, checked, memoryview(body))
+        finally:
+            self._later_bytes -= len(body)
             connection.go_on()
-            problem = RuntimeError("cancelled") if done.cancelled() else done.exception()
-            if problem is not None:
-                log.error("content_not_checked", error=str(done))
-                refusal = refusal_of(problem)
-                connection.respond_error(request_id, refusal.code, refusal.message)
-                connection.done()
-                return
-            self._write_checked(connection, request_id, scan, done.result(), memoryview(body))
 
-        outcome.add_done_callback(checked)
+    async def _write_later(
+        self,
+        connection: ServerConnection,
+        request_id: int,
+        scan: ProduceScan,
+        checked: list[CheckedEntry],
+        view: memoryview,
+    ) -> None:
+        if len(checked) <= ENTRIES_AT_ONCE:
+            self._write_checked(connection, request_id, scan, checked, view)
+            return
+        try:
+            await self._append_in_turns(connection, request_id, scan, checked, view)
+        except Exception:  # some may have been written
+            _lose([connection])
+
+    async def _append_in_turns(
+        self,
+        connection: ServerConnection,
+        request_id: int,
+        scan: ProduceScan,
+        checked: Sequence[CheckedEntry],
+        view: memoryview,
+    ) -> None:
+        """Append many bucket entries, each on its own, and answer them together."""
+        pace = connection.pace
+        pending = PendingProduce(self, connection, request_id, 0.0)
+        pending.waiting = {_UNFINISHED}
+        refused = False
+        for position, entry in enumerate(checked):
+            await pace.pause()
+            produced, wait = self._append_entry(scan, entry, view, quiet=refused)
+            refused = refused or produced.base_offset is None
+            pending.entries.append(produced)
+            if wait is not None:
+                pending.waiting.add(position)
+                replica, end_offset = wait
+                replica.await_append(end_offset, PendingEntry(pending, position))
+        pending.deadline = self._loop.time() + scan.timeout_ms / 1000
+        self.pending.add(pending)  # only now: entries that are not appended yet cannot time out
+        pending.settled(_UNFINISHED)
 
     # -- small appends: gathered over a loop turn -------------------------------------------
 
@@ -504,21 +578,13 @@ class ProduceHandler:
     ) -> None:
         entries: list[ProducedBucket] = []
         waits: list[tuple[int, Replica, int]] = []
-        refused = 0
-        for bucket, batches, error, _ in checked:
-            try:
-                if error is not None:
-                    raise error
-                replica = self._missing(scan.table_id, bucket)
-                appended = self._append(replica, view, batches)
-            except Exception as e:
-                entry = self._refused(e, scan.table_id, bucket, quiet=refused > 0)
-                refused += 1
-            else:
-                entry = ProducedBucket(*bucket, appended.base_offset)
-                if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
-                    waits.append((len(entries), replica, appended.end_offset))
-            entries.append(entry)
+        refused = False
+        for entry in checked:
+            produced, wait = self._append_entry(scan, entry, view, quiet=refused)
+            refused = refused or produced.base_offset is None
+            if wait is not None:
+                waits.append((len(entries), *wait))
+            entries.append(produced)
         if not waits:
             connection.finish(request_id, produce_response(entries))
             return
@@ -527,6 +593,23 @@ class ProduceHandler:
         pending.waiting = {position for position, _, _ in waits}
         for position, replica, end_offset in waits:
             replica.await_append(end_offset, PendingEntry(pending, position))
+
+    def _append_entry(
+        self, scan: ProduceScan, entry: CheckedEntry, view: memoryview, *, quiet: bool
+    ) -> tuple[ProducedBucket, tuple[Replica, int] | None]:
+        """Append a bucket entry; its answer, and which offset to wait for if it is not durable."""
+        bucket = entry.bucket
+        try:
+            if entry.error is not None:
+                raise entry.error
+            replica = self._missing(scan.table_id, bucket)
+            appended = self._append(replica, view, entry.batches)
+        except Exception as e:
+            return self._refused(e, scan.table_id, bucket, quiet=quiet), None
+        wait = None
+        if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
+            wait = (replica, appended.end_offset)
+        return ProducedBucket(*bucket, appended.base_offset), wait
 
     def _check(
         self,

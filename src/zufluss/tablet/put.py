@@ -58,7 +58,7 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import BucketKey, Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
-from zufluss.tablet.produce import ACKS, ALL, PendingEntry, PendingProduce
+from zufluss.tablet.produce import ACKS, ALL, ENTRIES_AT_ONCE, PendingEntry, PendingProduce
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 from zufluss.wire.hot.produce import ProducedBucket, produce_response
@@ -69,7 +69,9 @@ log = structlog.get_logger(__name__)
 MODES = frozenset(MergeMode)
 """Values of `agg_mode` that a put may have."""
 QUEUE_BYTES_MAX = 64 << 20
-"""Records that may wait for the worker."""
+"""Records that may wait for the worker, each batch counted with `BATCH_BYTES` more."""
+BATCH_BYTES = 4096
+"""What a batch costs beside its records: the time and memory of so many bytes."""
 PRESSURE_FROM = 0.25
 """Answers tell how full the queue is from this share on."""
 BACKPRESSURE_VERSION = 2
@@ -103,7 +105,7 @@ class AppendablePut(NamedTuple):
 class PendingPut(PendingProduce):
     """A put of which some entries are not acknowledged yet."""
 
-    __slots__ = ("pressure", "version")
+    __slots__ = ("pressure", "refusals", "version")
 
     def __init__(
         self,
@@ -115,6 +117,8 @@ class PendingPut(PendingProduce):
     ) -> None:
         super().__init__(owner, connection, request_id, deadline)
         self.pressure: Callable[[], float] = owner.pressure
+        self.refusals = 0
+        """Entries that were refused; the first one is logged."""
         self.version = version
 
     def refuse(self, position: int, error: ZuflussError) -> None:
@@ -137,6 +141,12 @@ class PutEntry(PendingEntry):
     """One bucket of a put."""
 
     __slots__ = ()
+    pending: PendingPut
+
+    def is_first_refusal(self) -> bool:
+        """Count a refused entry; whether it is the first of its request."""
+        self.pending.refusals += 1
+        return self.pending.refusals == 1
 
     def appended(self, bucket: TableBucket, end_offset: int) -> None:
         """The changelog of the entry is in the log, up to `end_offset`."""
@@ -154,6 +164,10 @@ class ServerPut:
 
     def appended(self, bucket: TableBucket, end_offset: int) -> None:
         """The put is in the log."""
+
+    def is_first_refusal(self) -> bool:
+        """A put of the server has one entry."""
+        return True
 
     def acknowledged(self) -> None:
         """The put is durable."""
@@ -236,21 +250,60 @@ class PutHandler:
         )
         pending.entries = [ProducedBucket(b.partition_id, b.bucket_id) for b in scan.buckets]
         pending.waiting = set(range(len(scan.buckets)))
-        entries = [PutEntry(pending, position) for position in range(len(scan.buckets))]
         self.pending.add(pending)
         if not scan.buckets:
             pending.acknowledged()
-        for entry, (partition_id, bucket_id, begin, stop) in zip(
-            entries, scan.buckets, strict=True
-        ):
-            try:
-                replica = self._buckets.kv_replica(scan.table_id, partition_id, bucket_id)
-                if not may_overwrite:
-                    _check_overwrite(replica, connection.principal)
-                self._check_queue()
-                self._submit(entry, replica, scan, array[begin:stop].copy())
-            except Exception as e:
-                self.refuse(entry, e, scan.table_id, (partition_id, bucket_id))
+        if len(scan.buckets) > ENTRIES_AT_ONCE:
+            self._begin_later(pending, scan, may_overwrite, array[:end])
+            return
+        for position in range(len(scan.buckets)):
+            self._begin_entry(pending, position, scan, may_overwrite, array)
+
+    def _begin_entry(
+        self, pending: PendingPut, position: int, scan: PutScan, may_overwrite: bool, array: Any
+    ) -> None:
+        """Hand the records of one bucket to the worker, or refuse them."""
+        partition_id, bucket_id, begin, stop = scan.buckets[position]
+        entry = PutEntry(pending, position)
+        try:
+            replica = self._buckets.kv_replica(scan.table_id, partition_id, bucket_id)
+            if not may_overwrite:
+                _check_overwrite(replica, pending.connection.principal)
+            self._check_queue()
+            self._submit(entry, replica, scan, array[begin:stop].copy())
+        except Exception as e:
+            self.refuse(entry, e, scan.table_id, (partition_id, bucket_id))
+
+    def _begin_later(
+        self, pending: PendingPut, scan: PutScan, may_overwrite: bool, received: Any
+    ) -> None:
+        """Begin a request with many entries in turns; the client's later requests wait."""
+        try:
+            self._check_queue()
+            body = received.copy()
+        except Exception as e:
+            error = refusal_of(e)
+            log.info("put_refused", table_id=scan.table_id, error=str(error))
+            pending.failed(error)
+            return
+        self._queued_bytes += len(body)
+        pending.connection.stop_requests()
+        self._tasks.spawn(self._begin_in_turns(pending, scan, may_overwrite, body))
+
+    async def _begin_in_turns(
+        self, pending: PendingPut, scan: PutScan, may_overwrite: bool, body: Any
+    ) -> None:
+        connection = pending.connection
+        try:
+            for position in range(len(scan.buckets)):
+                await connection.pace.pause()
+                self._begin_entry(pending, position, scan, may_overwrite, body)
+        except Exception:  # some may have been written, and the client cannot be told which
+            log.exception("put_not_answered")
+            connection.abort()
+        finally:
+            self._queued_bytes -= len(body)
+            connection.go_on()
 
     def _check_queue(self) -> None:
         if self._queued_bytes >= QUEUE_BYTES_MAX:
@@ -278,7 +331,7 @@ class PutHandler:
         mode: int,
     ) -> None:
         """Hand one batch to the worker; its outcome comes back to `_prepared`."""
-        tablet, size = replica.tablet, len(records)
+        tablet, size = replica.tablet, BATCH_BYTES + len(records)
         promised = 0 if tablet.table.auto_increment is None else _record_count(records)
         prepare = partial(tablet.prepare, records, targets, mode, self._clock_ms())
 
@@ -436,7 +489,8 @@ class PutHandler:
     ) -> None:
         """Answer one entry with an error."""
         error = refusal_of(problem)
-        log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
+        if entry.is_first_refusal():
+            log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
         if isinstance(error, ProducerFencedError | ColumnLockedError):
             self.fenced += 1
         entry.failed(error)

@@ -116,7 +116,7 @@ class TabletServer:
         self.kv = KvHost(conf, self.data_dir, files, asyncio.get_running_loop())
         contention = Contention()
 
-        self.produce = ProduceHandler(buckets, durability, clock_ms)
+        self.produce = ProduceHandler(buckets, durability, tasks, clock_ms)
         self.put = PutHandler(
             conf, buckets, durability, self.kv, contention, tasks, clock_ms, allocate_ids
         )

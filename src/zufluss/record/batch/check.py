@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from crc32c import crc32c
 
-from zufluss.errors import CorruptRecordError, SchemaNotExistError
+from zufluss.errors import CorruptRecordError, RecordTooLargeError, SchemaNotExistError
 from zufluss.model.schema import Schema
 from zufluss.record.arrow.layout import MASKED, Layout
 from zufluss.record.arrow.message import LZ4_FRAME, parse_message
@@ -38,6 +38,8 @@ from zufluss.record.rows.codec import RowCodec
 ByteArray: TypeAlias = Any
 """A numpy array of uint8, writable or not."""
 
+BATCHES_MAX = 1000
+"""Batches that one bucket entry of a request may have; clients send one."""
 INLINE_BYTES_MAX = 64 * 1024
 """Compressed messages up to this size are decompressed without pyarrow's threads."""
 
@@ -141,7 +143,8 @@ class BatchChecker:
     ) -> tuple[CheckedBatch, ...]:
         """Check the batches that fill buf[start:end] exactly; raises if there is none.
 
-        Compressed content that takes long to check goes to `later`, if that is given.
+        Compressed content that takes long to check goes to `later`, if that is given: the batches
+        come from a request then, and their number has a limit.
         """
         result = check_batch(buf, start, end, self._program, self._changelog)
         if (
@@ -183,6 +186,11 @@ class BatchChecker:
             start = batch.end
             if start == end:
                 return tuple(checked)
+            if later is not None and len(checked) >= BATCHES_MAX:
+                raise RecordTooLargeError(
+                    f"a bucket entry has more than {BATCHES_MAX} batches; send larger batches, or "
+                    "several requests"
+                )
             result = check_batch(buf, start, end, self._program, self._changelog)
 
     def _settle(
