@@ -146,6 +146,7 @@ class Connection:
         self.inflight = 0
         self.answers: dict[int, list[Any]] = {}
         self.drained: list[Callable[[], None]] = []
+        self.gone: list[Callable[[], None]] = []
         self._answered = asyncio.Event()
         self.pace = Pace(asyncio.get_running_loop())
 
@@ -198,6 +199,9 @@ class Connection:
 
     def done(self) -> None:
         self.inflight -= 1
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        self.gone.append(callback)
 
     def when_drained(self, callback: Callable[[], None]) -> None:
         self.drained.append(callback)

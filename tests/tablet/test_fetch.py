@@ -18,7 +18,15 @@ from zufluss.log.segment import PagesNotCachedError
 from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX
 from zufluss.record.batch.stats import build_statistics
 from zufluss.record.header import iter_headers
-from zufluss.tablet.fetch_reader import FETCH_BYTES_MAX, FetchReader, check_counts
+from zufluss.tablet import fetch
+from zufluss.tablet.fetch import Fetch
+from zufluss.tablet.fetch_reader import (
+    BUCKET_BYTES,
+    FETCH_BYTES_MAX,
+    TURN_BYTES,
+    FetchReader,
+    check_counts,
+)
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 from zufluss.wire.hot.buckets import BUCKETS_MAX
@@ -323,4 +331,82 @@ async def test_a_long_read_is_done_in_turns_and_returns_the_same(
     more_turns, same_records, same_end = read()
     assert (same_records, same_end) == (records, end)
     assert more_turns > 4
+    await tablet.server.close()
+
+
+async def test_a_fetch_of_many_buckets_is_read_in_turns(tmp_path: Path) -> None:
+    tablet = await Tablet(tmp_path).start()
+    connection = Connection()
+    request = fetch_request(max_wait_ms=0)
+    for bucket in range(1, 4 * TURN_BYTES // BUCKET_BYTES):
+        request.tables_req[0].buckets_req.add(
+            bucket_id=bucket % 1000, fetch_offset=0, max_fetch_bytes=1
+        )
+    sent = connection.send(tablet.server.fetch.handle, request)
+    turns = 0
+    while not connection.answers[sent]:
+        turns += 1
+        await asyncio.sleep(0)
+    assert 3 < turns < 20
+    (table,) = decode(m.FetchLogResponse, await connection.answer(sent)).tables_resp
+    assert len(table.buckets_resp) == 1000, "a bucket that is named twice is read once"
+    await tablet.server.close()
+
+
+async def test_fetches_of_a_client_that_is_gone_wait_no_more(tmp_path: Path) -> None:
+    """They stayed for a minute: reconnecting clients could have any number of them."""
+    tablet = await Tablet(tmp_path).start()
+    connection = Connection()
+    for _ in range(5):
+        tablet.fetch(connection)
+    assert len(tablet.server.fetch.parked) == 5
+    assert len(connection.gone) == 1, "a connection is watched once"
+    connection.closing = True
+    for callback in connection.gone:
+        callback()
+    assert not tablet.server.fetch.parked
+    assert not tablet.server.buckets.replica(TABLE, None, 0).fetch_waiters
+    assert tablet.server.fetch._parked_buckets == 0
+    await tablet.server.close()
+
+
+async def test_fetches_beyond_the_bound_of_waiting_buckets_are_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tablet = await Tablet(tmp_path).start()
+    monkeypatch.setattr(fetch, "PARKED_BUCKETS_MAX", 2)
+    connection = Connection()
+    sent = [tablet.fetch(connection) for _ in range(3)]
+    assert [len(connection.answers[i]) for i in sent] == [0, 0, 1]
+    tablet.server.fetch.drain()
+    assert [len(connection.answers[i]) for i in sent] == [1, 1, 1]
+    await tablet.server.close()
+
+
+async def test_woken_fetches_look_at_a_bounded_number_of_buckets_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 long polls of 2,000 buckets held the event loop for 0.8 s at every append."""
+    tablet = await Tablet(tmp_path).start()
+    monkeypatch.setattr(fetch, "TURN_BYTES", 1)
+    connection = Connection()
+    for _ in range(10):
+        tablet.fetch(connection, min_bytes=1 << 20)
+    looks: list[Any] = []
+    plain = Fetch.look
+
+    def counted(self: Fetch) -> None:
+        looks.append(self)
+        plain(self)
+
+    monkeypatch.setattr(Fetch, "look", counted)
+    replica = tablet.server.buckets.replica(TABLE, None, 0)
+    seen = []
+    for _ in range(30):
+        replica.wake_fetches()
+        before = len(looks)
+        await asyncio.sleep(0)
+        seen.append(len(looks) - before)
+    assert max(seen) == 1
+    assert len(set(looks)) == 10, "all of them have looked"
     await tablet.server.close()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import structlog
@@ -32,7 +33,13 @@ from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.connection import ServerConnection, check_control_size
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
-from zufluss.tablet.fetch_reader import TURN_BYTES, FetchReader, Reading, check_counts
+from zufluss.tablet.fetch_reader import (
+    BUCKET_BYTES,
+    TURN_BYTES,
+    FetchReader,
+    Reading,
+    check_counts,
+)
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
@@ -44,6 +51,8 @@ MAX_WAIT_MS = 60_000
 """Longest long poll; a client that asks for more is answered after this."""
 SMALL_BYTES = 64 * 1024
 """A read that costs less than this is not counted."""
+PARKED_BUCKETS_MAX = 1_000_000
+"""Buckets of all parked fetches; a fetch beyond that is answered with the data that is there."""
 COLD_READ_ATTEMPTS = 8
 """A fetch whose pages are evicted again and again is served blocking after this many tries."""
 
@@ -139,7 +148,7 @@ class Fetch:
             return
         except StopIteration as end:
             self.reading = None
-            final = self.final or self._handler.draining
+            final = self.final or not self._handler.may_park(self)
             if not final and not reader.answer_now and reader.bytes_found < self.bytes_min:
                 self._park()
                 return
@@ -174,7 +183,11 @@ class Fetch:
         for replica in self.replicas:
             replica.fetch_waiters.add(self)
         self.timer = self._handler.loop.call_at(self.deadline, self.expire)
-        self._handler.parked.add(self)
+        self._handler.park(self)
+
+    def leave(self) -> None:
+        """The client is gone: wait no more."""
+        self._unpark()
 
     def _unpark(self) -> None:
         if self.timer is None:
@@ -183,15 +196,16 @@ class Fetch:
         self.timer = None
         for replica in self.replicas:
             replica.fetch_waiters.discard(self)
-        self._handler.parked.discard(self)
+        self._handler.unpark(self)
 
     def wake(self) -> None:
-        """A bucket has new data: look again at the end of this loop turn."""
+        """A bucket has new data: look again in the next turn of the loop, or soon after it."""
         if not self.scheduled:
             self.scheduled = True
-            self._handler.loop.call_soon(self._look)
+            self._handler.look_later(self)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Read if there is enough data, or the reason to wait is gone."""
         self.scheduled = False
         if self.timer is None:
             return
@@ -227,6 +241,11 @@ class FetchHandler:
         self._turn_cost = 0
         """What the fetches that began in this turn have cost, in bytes."""
         self._turn_ends = False
+        self._looks: deque[Fetch] = deque()
+        """Parked fetches that were woken."""
+        self._parked_buckets = 0
+        self._parked_by: dict[ServerConnection, set[Fetch]] = {}
+        """The parked fetches of each connection that ever parked one."""
 
     def handle(
         self,
@@ -276,6 +295,50 @@ class FetchHandler:
             cost += self._later.popleft().go_on()
         if self._later:
             self._end_turn()
+
+    # -- parked fetches ---------------------------------------------------------------------
+
+    def may_park(self, fetch: Fetch) -> bool:
+        """Whether a fetch may wait for data."""
+        parked = self._parked_buckets + fetch.reader.bucket_count
+        return not self.draining and (fetch.timer is not None or parked <= PARKED_BUCKETS_MAX)
+
+    def park(self, fetch: Fetch) -> None:
+        """Remember a fetch that waits; it is forgotten when its connection ends."""
+        self.parked.add(fetch)
+        self._parked_buckets += fetch.reader.bucket_count
+        connection = fetch.connection
+        fetches = self._parked_by.get(connection)
+        if fetches is None:
+            fetches = self._parked_by[connection] = set()
+            connection.when_gone(partial(self._gone, connection))
+        fetches.add(fetch)
+
+    def unpark(self, fetch: Fetch) -> None:
+        """Forget a fetch that does not wait any more."""
+        self.parked.discard(fetch)
+        self._parked_buckets -= fetch.reader.bucket_count
+        self._parked_by.get(fetch.connection, set()).discard(fetch)
+
+    def _gone(self, connection: ServerConnection) -> None:
+        for fetch in self._parked_by.pop(connection):
+            fetch.leave()
+
+    def look_later(self, fetch: Fetch) -> None:
+        """Have a woken fetch look at its buckets, a bounded number of them in each turn."""
+        self._looks.append(fetch)
+        if len(self._looks) == 1:
+            self.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        cost, waiting = 0, len(self._looks)
+        while waiting and cost < TURN_BYTES:
+            waiting -= 1
+            fetch = self._looks.popleft()
+            cost += BUCKET_BYTES * fetch.reader.bucket_count
+            fetch.look()
+        if self._looks:
+            self.loop.call_soon(self._look)
 
     def drain(self) -> None:
         """Answer every parked fetch with the data that is there; the server stops."""

@@ -59,6 +59,8 @@ TURN_BYTES = 4 * 1024 * 1024
 """Bytes that fetches read in one turn of the event loop; a single larger batch may exceed it."""
 WORK_BYTES = 4 * 1024
 """Bytes that can be read in the time of one test of a filter."""
+BUCKET_BYTES = 8 * 1024
+"""Bytes that can be read in the time that one bucket of a request takes without any records."""
 
 HELD = frozenset(
     {
@@ -124,10 +126,9 @@ class FetchReader:
         self.any_location = request.any_location
         """The client has a token for every remote location, not only for the first."""
         self.bytes_max = min(request.max_bytes, FETCH_BYTES_MAX)
-        self.tables = tuple(
-            _table_fetch(buckets, table, entries)
-            for table, entries in zip(request.tables_req, _last_entries(request), strict=True)
-        )
+        self._request: m.FetchLogRequest | None = request
+        """The request until the first read has taken it apart."""
+        self.tables: Sequence[TableFetch] = ()
         self.bytes_read = 0
         """Bytes of the answer."""
         self.bytes_found = 0
@@ -136,6 +137,8 @@ class FetchReader:
         """Bytes of the log that were read, whatever the filter left of them."""
         self.prune_work = 0
         """Work that was done on statistics."""
+        self.buckets_passed = 0
+        """Buckets that were read, with those of the request when it was taken apart."""
         self.answer_now = False
         """A bucket has an answer that must not wait for more data."""
         self._turn_end = TURN_BYTES
@@ -176,14 +179,19 @@ class FetchReader:
         A generator that pauses when it has done enough for one turn of the event loop.
         """
         self.bytes_read = self.bytes_found = self.bytes_passed = self.prune_work = 0
+        self.buckets_passed = 0
         self.answer_now = False
         self._turn_end = TURN_BYTES
+        if self._request is not None:
+            self.tables = yield from self._take_apart(self._request)
+            self._request = None
         tables = []
         for table in self.tables:
             buckets = []
             for bucket in table.buckets:
                 if self.cost >= self._turn_end:
                     yield from self._pause()
+                self.buckets_passed += 1
                 buckets.append((yield from self._bucket(table, bucket, nowait)))
             tables.append(FetchedTable(table.table_id, buckets))
         return tables
@@ -191,7 +199,37 @@ class FetchReader:
     @property
     def cost(self) -> int:
         """What this read has cost so far, in bytes."""
-        return self.bytes_passed + WORK_BYTES * self.prune_work
+        return self.bytes_passed + WORK_BYTES * self.prune_work + BUCKET_BYTES * self.buckets_passed
+
+    @property
+    def bucket_count(self) -> int:
+        """The buckets of the request, each once."""
+        return sum(len(table.buckets) for table in self.tables)
+
+    def _take_apart(
+        self, request: m.FetchLogRequest
+    ) -> Generator[None, None, Sequence[TableFetch]]:
+        """The tables of a request: of a bucket that is named twice, the last entry counts."""
+        last: dict[tuple[int, int | None, int], tuple[int, BucketFetch]] = {}
+        for number, table in enumerate(request.tables_req):
+            table_id = table.table_id
+            for b in table.buckets_req:
+                partition_id, bucket_id = partition_id_of(b), b.bucket_id
+                entry = BucketFetch(partition_id, bucket_id, b.fetch_offset, b.max_fetch_bytes)
+                last[table_id, partition_id, bucket_id] = (number, entry)
+                self.buckets_passed += 1
+                if self.cost >= self._turn_end:
+                    yield from self._pause()
+        entries: list[list[BucketFetch]] = [[] for _ in request.tables_req]
+        for number, entry in last.values():
+            entries[number].append(entry)
+        tables = []
+        for table, its_entries in zip(request.tables_req, entries, strict=True):
+            tables.append(_table_fetch(self._buckets, table, its_entries))
+            self.buckets_passed += 1
+            if self.cost >= self._turn_end:
+                yield from self._pause()
+        return tables
 
     def _pause(self) -> Generator[None, None, None]:
         """Let other requests run."""
@@ -425,21 +463,6 @@ def check_counts(request: m.FetchLogRequest) -> None:
             f"the filters of a fetch have {tests} tests together; at most {TESTS_MAX} are allowed, "
             "fetch fewer tables at a time"
         )
-
-
-def _last_entries(request: m.FetchLogRequest) -> list[list[BucketFetch]]:
-    """The buckets to read of each table of a request: of a bucket that is named twice, the last."""
-    last: dict[tuple[int, int | None, int], tuple[int, BucketFetch]] = {}
-    for number, table in enumerate(request.tables_req):
-        table_id = table.table_id
-        for b in table.buckets_req:
-            partition_id, bucket_id = partition_id_of(b), b.bucket_id
-            entry = BucketFetch(partition_id, bucket_id, b.fetch_offset, b.max_fetch_bytes)
-            last[table_id, partition_id, bucket_id] = (number, entry)
-    entries: list[list[BucketFetch]] = [[] for _ in request.tables_req]
-    for number, entry in last.values():
-        entries[number].append(entry)
-    return entries
 
 
 def _table_fetch(

@@ -154,6 +154,31 @@ class PutEntry(PendingEntry):
         self.pending.entries[self.position] = entry
 
 
+class WindowedEntry(PutEntry):
+    """One bucket of a put with many, of which only some are with the worker at a time."""
+
+    __slots__ = ("_window",)
+
+    def __init__(self, pending: PendingPut, position: int, window: asyncio.Semaphore) -> None:
+        super().__init__(pending, position)
+        self._window: asyncio.Semaphore | None = window
+
+    def appended(self, bucket: TableBucket, end_offset: int) -> None:
+        """The worker is done with the entry; another one may follow."""
+        super().appended(bucket, end_offset)
+        self._make_room()
+
+    def failed(self, error: ZuflussError) -> None:
+        """The entry was refused, or will never be durable; another one may follow."""
+        super().failed(error)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            window.release()
+
+
 class ServerPut:
     """A put that the server itself makes, for a lookup that inserts."""
 
@@ -257,18 +282,15 @@ class PutHandler:
             self._begin_later(pending, scan, may_overwrite, array[:end])
             return
         for position in range(len(scan.buckets)):
-            self._begin_entry(pending, position, scan, may_overwrite, array)
+            self._begin_entry(PutEntry(pending, position), scan, may_overwrite, array)
 
-    def _begin_entry(
-        self, pending: PendingPut, position: int, scan: PutScan, may_overwrite: bool, array: Any
-    ) -> None:
+    def _begin_entry(self, entry: PutEntry, scan: PutScan, may_overwrite: bool, array: Any) -> None:
         """Hand the records of one bucket to the worker, or refuse them."""
-        partition_id, bucket_id, begin, stop = scan.buckets[position]
-        entry = PutEntry(pending, position)
+        partition_id, bucket_id, begin, stop = scan.buckets[entry.position]
         try:
             replica = self._buckets.kv_replica(scan.table_id, partition_id, bucket_id)
             if not may_overwrite:
-                _check_overwrite(replica, pending.connection.principal)
+                _check_overwrite(replica, entry.pending.connection.principal)
             self._check_queue()
             self._submit(entry, replica, scan, array[begin:stop].copy())
         except Exception as e:
@@ -293,11 +315,14 @@ class PutHandler:
     async def _begin_in_turns(
         self, pending: PendingPut, scan: PutScan, may_overwrite: bool, body: Any
     ) -> None:
-        connection = pending.connection
+        """Begin the entries one by one, so that the worker has puts of others in between."""
+        connection, window = pending.connection, asyncio.Semaphore(ENTRIES_AT_ONCE)
         try:
             for position in range(len(scan.buckets)):
+                await window.acquire()
                 await connection.pace.pause()
-                self._begin_entry(pending, position, scan, may_overwrite, body)
+                entry = WindowedEntry(pending, position, window)
+                self._begin_entry(entry, scan, may_overwrite, body)
         except Exception:  # some may have been written, and the client cannot be told which
             log.exception("put_not_answered")
             connection.abort()

@@ -30,8 +30,8 @@ from zufluss.wire.hot.fields import (
     to_int64,
 )
 
-BUCKETS_MAX: Final = 1 << 16
-"""Bucket entries of one request; a frame of nothing but tiny entries must not fill the memory."""
+BUCKETS_MAX: Final = 1 << 14
+"""Bucket entries of one request; each costs some microseconds of the event loop and some memory."""
 
 CACHE_ENTRIES_MAX: Final = 1 << 14
 """Varints that each cache holds before it is emptied."""
