@@ -1,0 +1,140 @@
+"""How long a second connection waits while another one sends requests that cost a lot.
+
+    python -m bench.stalls
+
+prints for each request its length and the worst latency of a small request of another connection
+meanwhile, also as a ratio to the worst latency without load. The bounds are in docs/limits.md.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from google.protobuf.message import Message
+
+import zufluss
+from zufluss.testing.server import DevServer
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+from zufluss.wire.frame import pack_request
+from zufluss.wire.hot.buckets import BUCKETS_MAX
+
+BUCKETS = 500
+UNLOADED_SECONDS = 1.0
+PING = m.ApiVersionsRequest(client_software_name="bench", client_software_version="1")
+
+
+class Client:
+    """A connection with one request at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, key: ApiKey, body: bytes, version: int = 0) -> int:
+        """Send a request and wait for its answer; returns the length of the answer."""
+        self._socket.sendall(pack_request(key, version, 1, body))
+        (length,) = struct.unpack(">i", self._read(4))
+        self._read(length)
+        return int(length)
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = self._socket.recv(min(1 << 20, size - len(data)))
+            if not part:
+                raise ConnectionError("the server closed the connection")
+            data += part
+        return bytes(data)
+
+
+class Pings(threading.Thread):
+    """Small requests, one after the other, and the longest time that one of them took."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._client = Client(port)
+        self.worst_seconds = 0.0
+        self._ends = False
+        self.start()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._ends = True
+        self.join()
+
+    def run(self) -> None:
+        """Ask until `stop`."""
+        body = PING.SerializeToString()
+        while not self._ends:
+            began = time.perf_counter()
+            self._client.ask(ApiKey.API_VERSIONS, body)
+            self.worst_seconds = max(self.worst_seconds, time.perf_counter() - began)
+            time.sleep(0.001)
+
+
+def requests(log_id: int, keyed_id: int) -> Iterator[tuple[ApiKey, int, Message]]:
+    """Requests that name as many things as they may: API, version, message."""
+    ids = [number % BUCKETS for number in range(BUCKETS_MAX)]
+    produce = m.ProduceLogRequest(acks=-1, table_id=log_id, timeout_ms=30_000)
+    put = m.PutKvRequest(acks=-1, table_id=keyed_id, timeout_ms=30_000)
+    lookup = m.LookupRequest(table_id=keyed_id)
+    stats = m.GetTableStatsRequest(table_id=log_id)
+    fetch = m.FetchLogRequest(follower_server_id=-1, max_bytes=1, max_wait_ms=1, min_bytes=1)
+    table = fetch.tables_req.add(table_id=log_id, projection_pushdown_enabled=False)
+    for bucket in ids[1:]:
+        produce.buckets_req.add(bucket_id=bucket, records=b"")
+        put.buckets_req.add(bucket_id=bucket, records=b"")
+        lookup.buckets_req.add(bucket_id=bucket, keys=[b"\0\0\0\0"] * 4)
+        stats.buckets_req.add(bucket_id=bucket)
+        table.buckets_req.add(bucket_id=bucket, fetch_offset=0, max_fetch_bytes=1)
+    yield ApiKey.PRODUCE_LOG, 0, produce
+    yield ApiKey.PUT_KV, 2, put
+    yield ApiKey.LOOKUP, 1, lookup
+    yield ApiKey.GET_TABLE_STATS, 0, stats
+    yield ApiKey.FETCH_LOG, 0, fetch
+    offsets = m.ListOffsetsRequest(
+        follower_server_id=-1, offset_type=1, table_id=log_id, bucket_id=ids
+    )
+    yield ApiKey.LIST_OFFSETS, 0, offsets
+    path = m.PbTablePath(database_name="fluss", table_name="events")
+    yield ApiKey.GET_METADATA, 0, m.MetadataRequest(table_path=[path] * 100_000)
+    lease = m.AcquireLatestKvSnapshotLeaseRequest(lease_id="l", lease_duration_ms=1000)
+    for _ in range(200_000):
+        lease.targets.add(table_id=keyed_id)
+    yield ApiKey.ACQUIRE_LATEST_KV_SNAPSHOT_LEASE, 0, lease
+
+
+def main() -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as directory, DevServer(Path(directory)) as server:
+        with zufluss.connect(server.bootstrap) as connection:
+            admin = connection.admin
+            admin.create_table("events", "id INT", bucket_count=BUCKETS)
+            admin.create_table("rows", "id INT NOT NULL", primary_key=["id"], bucket_count=1)
+            ids = [admin.table_info(name).table_id for name in ("events", "rows")]
+        pings, client = Pings(server.port), Client(server.port)
+        time.sleep(UNLOADED_SECONDS)
+        unloaded = pings.worst_seconds
+        print(f"{'request':34} {'kB':>8} {'answer kB':>10} {'worst ms':>9} {'ratio':>7}")
+        print(f"{'(none)':34} {'':8} {'':10} {unloaded * 1000:9.1f} {1.0:7.1f}")
+        for key, version, message in requests(*ids):
+            body = message.SerializeToString()
+            pings.worst_seconds = 0.0
+            answer = client.ask(key, body, version)
+            worst = pings.worst_seconds
+            print(
+                f"{key.name:34} {len(body) / 1000:8.1f} {answer / 1000:10.1f} "
+                f"{worst * 1000:9.1f} {worst / unloaded:7.1f}"
+            )
+        pings.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""docs/limits.md has the numbers of the code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.test_readme import ROOT
+from tests.fault.test_cost import GROWTH_BYTES, GROWTH_PER_BYTE
+from zufluss import pacing
+from zufluss.coordinator.catalog.catalog import DESCRIPTOR_BYTES_MAX
+from zufluss.coordinator.leases import service as leases
+from zufluss.kv.tablet import STORED_BYTES_MAX
+from zufluss.model.predicate import TESTS_MAX
+from zufluss.net.connection import CONTROL_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
+from zufluss.record.batch.check import BATCHES_MAX
+from zufluss.tablet import fetch, fetch_reader, lookup, produce, put, service
+from zufluss.wire.api import ApiKey
+from zufluss.wire.hot.buckets import BUCKETS_MAX
+
+PAGE = (ROOT / "docs" / "limits.md").read_text()
+ROWS = {
+    "any other request": [CONTROL_BYTES_MAX],
+    "a request before login": [UNAUTHENTICATED_BYTES_MAX],
+    "bucket entries of a request": [BUCKETS_MAX],
+    "an answer with rows or records": [
+        fetch_reader.FETCH_BYTES_MAX, service.LIMIT_SCAN_BYTES_MAX,
+    ],
+    "growth of the server": [GROWTH_BYTES >> 20, GROWTH_PER_BYTE],
+    "work of one connection": [round(pacing.TURN_SECONDS * 1000)],
+    "PRODUCE_LOG |": [
+        BUCKETS_MAX, BATCHES_MAX, produce.ENTRIES_AT_ONCE, produce.LATER_BYTES_MAX,
+    ],
+    "PUT_KV |": [
+        BUCKETS_MAX, put.QUEUE_BYTES_MAX, put.BATCH_BYTES, put.ENTRIES_AT_ONCE, STORED_BYTES_MAX,
+    ],
+    "FETCH_LOG": [
+        BUCKETS_MAX, TESTS_MAX, fetch_reader.FETCH_BYTES_MAX, fetch_reader.READ_BYTES_MAX,
+        fetch_reader.TURN_BYTES, fetch.PARKED_BUCKETS_MAX,
+    ],
+    "LOOKUP, PREFIX_LOOKUP": [lookup.REQUEST_KEYS_MAX, BUCKETS_MAX, lookup.STEP_KEYS],
+    "LIMIT_SCAN": [service.LIMIT_SCAN_BYTES_MAX, service.LIMIT_SCANS_MAX],
+    "LIST_OFFSETS": [BUCKETS_MAX],
+    "OPEN_KV_SNAPSHOT": [BUCKETS_MAX],
+    "ACQUIRE_LATEST_KV_SNAPSHOT_LEASE": [leases.BUCKETS_MAX],
+    "CREATE_TABLE": [DESCRIPTOR_BYTES_MAX],
+    "others": [CONTROL_BYTES_MAX],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_numbers_of_a_row_are_those_of_the_code(row: str) -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
+    numbers = {word.strip(";,") for word in line.split()}
+    assert {f"{number:,}" for number in ROWS[row]} <= numbers
+
+
+def test_apis_that_the_page_names_exist() -> None:
+    names = {name.strip(" ,|") for name in PAGE.replace("(", " ").replace(")", " ").split()}
+    apis = {name for name in names if name.isupper() and "_" in name}
+    assert apis
+    assert apis <= {key.name for key in ApiKey}
+
+
+def test_the_sizes_of_work_that_leaves_the_event_loop_are_those_of_the_code() -> None:
+    assert f"{pacing.ASIDE_BYTES:,} bytes" in PAGE
+    assert f"{produce.UNPACK_BYTES_MAX:,} bytes" in PAGE

@@ -1,0 +1,251 @@
+"""Valid requests that cost as much as they can: their answers and memory stay within stated bounds.
+
+Requests are composed at random: long lists, buckets and keys that are named again and again, large
+stored rows, unknown buckets, many tables and partitions, many entries in one write. After each one
+the answer is no internal error and no longer than `docs/limits.md` says, the server has not grown
+by more than the page says, and a second connection is answered. `python -m bench.stalls` measures
+how long the second connection waits; tests assert no durations.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+
+import zufluss
+from tests.counts import rounds
+from tests.end_to_end.kv import (
+    LOOKUP_VERSION,
+    PUT_VERSION,
+    Codec,
+    kv_batch,
+    lookup_request,
+    prefix_request,
+    put,
+)
+from tests.end_to_end.raw import RawClient, table_path
+from tests.servers import WarmServer
+from zufluss.client.sync.connection import Connection
+from zufluss.wire import messages as m
+from zufluss.wire.api import APIS, ApiKey
+from zufluss.wire.hot.buckets import BUCKETS_MAX
+
+REQUESTS = rounds(45, 5_000)
+BUCKETS, LARGE_ROWS, LARGE_BYTES, PARTITIONS = 50, 10, 1_000_000, 20
+ANSWER_BYTES_MAX = 65 << 20
+"""Bound of every answer: 64 MiB of rows, and their frame."""
+GROWTH_BYTES = 320 << 20
+"""Bound of the growth of one request: its answer a few times over while it is being made."""
+GROWTH_PER_BYTE = 100
+"""Bound of the growth per byte sent beside that."""
+
+pytestmark = pytest.mark.timeout(3600 if REQUESTS > 1000 else 300)
+
+
+@dataclass
+class World:
+    """Tables of all kinds, and random requests about them."""
+
+    port: int
+    log_id: int
+    keyed_id: int
+    days_id: int
+    partition_ids: list[int]
+    codec: Codec
+    rng: random.Random
+
+    def count(self, most: int) -> int:
+        """A number of items; each order of magnitude is equally likely."""
+        return max(1, int(most ** self.rng.random()))
+
+    def bucket(self) -> int:
+        """A bucket that exists, mostly."""
+        return self.rng.choice([0, 1, self.rng.randrange(BUCKETS), 10**6])
+
+    def keys(self, most: int) -> list[bytes]:
+        ids = [self.rng.randrange(2 * LARGE_ROWS) for _ in range(self.count(8))]
+        few = [self.codec.key((i, "")) for i in ids]
+        return [self.rng.choice(few) for _ in range(self.count(most))]
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def lookup(self) -> Message:
+        request = m.LookupRequest(table_id=self.keyed_id)
+        entries = self.count(2_000)
+        for _ in range(entries):
+            request.buckets_req.add(bucket_id=self.rng.choice([0, 9]), keys=self.keys(60))
+        return self.rng.choice([request, lookup_request(self.keyed_id, self.keys(65_536))])
+
+    def prefix_lookup(self) -> Message:
+        return prefix_request(self.keyed_id, [b"", *self.keys(2_000)])
+
+    def limit_scan(self) -> Message:
+        return m.LimitScanRequest(
+            table_id=self.keyed_id, bucket_id=0, limit=self.rng.choice([1, 100, 2**31 - 1])
+        )
+
+    def put_kv(self) -> Message:
+        request = m.PutKvRequest(acks=-1, table_id=self.keyed_id, timeout_ms=30_000)
+        small = kv_batch([self.codec.put((10**6, "x"))])
+        for _ in range(self.count(BUCKETS_MAX)):
+            records = self.rng.choice([small, b"", small[:-1]])
+            request.buckets_req.add(bucket_id=self.rng.choice([0, 9]), records=records)
+        return request
+
+    def produce_log(self) -> Message:
+        request = m.ProduceLogRequest(acks=-1, table_id=self.log_id, timeout_ms=30_000)
+        for _ in range(self.count(BUCKETS_MAX)):
+            request.buckets_req.add(bucket_id=self.bucket(), records=b"\0" * self.count(60))
+        return request
+
+    def fetch_log(self) -> Message:
+        request = m.FetchLogRequest(
+            follower_server_id=-1, max_bytes=2**31 - 1, max_wait_ms=1, min_bytes=1
+        )
+        for _ in range(self.count(100)):
+            table = request.tables_req.add(
+                table_id=self.rng.choice([self.log_id, self.keyed_id, 999]),
+                projection_pushdown_enabled=False,
+            )
+            for _ in range(self.count(200)):
+                table.buckets_req.add(
+                    bucket_id=self.bucket(), fetch_offset=0, max_fetch_bytes=2**31 - 1
+                )
+        return request
+
+    def list_offsets(self) -> Message:
+        return m.ListOffsetsRequest(
+            follower_server_id=-1,
+            offset_type=self.rng.randrange(3),
+            startTimestamp=1,
+            table_id=self.rng.choice([self.log_id, 999]),
+            bucket_id=[self.bucket() for _ in range(self.count(BUCKETS_MAX))],
+        )
+
+    def get_table_stats(self) -> Message:
+        request = m.GetTableStatsRequest(table_id=self.keyed_id)
+        for _ in range(self.count(BUCKETS_MAX)):
+            request.buckets_req.add(bucket_id=self.bucket())
+        return request
+
+    def get_metadata(self) -> Message:
+        names = ["events", "rows", "days"]
+        paths = [table_path("fluss", name) for name in names]
+        return m.MetadataRequest(
+            table_path=[self.rng.choice(paths) for _ in range(self.count(50_000))],
+            partitions_id=[self.rng.choice(self.partition_ids) for _ in range(self.count(100_000))],
+        )
+
+    def acquire_latest_kv_snapshot_lease(self) -> Message:
+        request = m.AcquireLatestKvSnapshotLeaseRequest(lease_id="l", lease_duration_ms=1000)
+        for _ in range(self.count(100_000)):
+            request.targets.add(table_id=self.keyed_id)
+        return request
+
+    def release_kv_snapshot_lease(self) -> Message:
+        request = m.ReleaseKvSnapshotLeaseRequest(lease_id="l")
+        for _ in range(self.count(100_000)):
+            request.buckets_to_release.add(table_id=self.keyed_id, bucket_id=self.bucket())
+        return request
+
+    def lake_tiering_heartbeat(self) -> Message:
+        request = m.LakeTieringHeartbeatRequest(request_table=False)
+        for _ in range(self.count(50_000)):
+            request.tiering_tables.add(table_id=self.log_id, coordinator_epoch=1, tiering_epoch=1)
+        return request
+
+    def alter_table(self) -> Message:
+        request = m.AlterTableRequest(
+            table_path=table_path("fluss", "days"), ignore_if_not_exists=False
+        )
+        for number in range(self.count(5_000)):  # the last one is refused, so that nothing changes
+            request.add_columns.add(
+                column_name=f"c{number}",
+                data_type_json=b'{"type":"INTEGER"}',
+                column_position_type=0,
+            )
+        request.add_columns.add(
+            column_name="id", data_type_json=b'{"type":"INTEGER"}', column_position_type=0
+        )
+        return request
+
+    def init_writer(self) -> Message:
+        path = table_path("fluss", "events")
+        return m.InitWriterRequest(table_path=[path] * self.count(50_000))
+
+
+VERSIONS = {
+    ApiKey.PUT_KV: PUT_VERSION,
+    ApiKey.LOOKUP: LOOKUP_VERSION,
+    ApiKey.PREFIX_LOOKUP: LOOKUP_VERSION,
+}
+CALLS = [key for key in ApiKey if hasattr(World, key.name.lower())]
+
+
+@pytest.fixture
+def world(tmp_path: Path, rng: random.Random) -> Iterator[tuple[WarmServer, World]]:
+    with (
+        WarmServer(tmp_path) as server,
+        zufluss.connect(server.bootstrap) as connection,
+    ):
+        yield server, set_up(server, connection, rng)
+
+
+def set_up(server: WarmServer, connection: Connection, rng: random.Random) -> World:
+    admin = connection.admin
+    admin.create_table("events", "id INT", bucket_count=BUCKETS)
+    admin.create_table("rows", "id INT NOT NULL, v STRING", primary_key=["id"], bucket_count=1)
+    admin.create_table("days", "id INT, day STRING", partition_keys=["day"], bucket_count=1)
+    for number in range(PARTITIONS):
+        admin.create_partition("days", {"day": f"d{number}"})
+    info = {name: admin.table_info(name) for name in ("events", "rows", "days")}
+    codec = Codec(info["rows"].schema)
+    with RawClient(server.port) as raw:
+        for number in range(LARGE_ROWS):
+            row = kv_batch([codec.put((number, "y" * LARGE_BYTES))])
+            assert not put(raw, info["rows"].table_id, row).error_code
+    partitions = [each.partition_id for each in admin.list_partitions("days")]
+    ids = [info[name].table_id for name in ("events", "rows", "days")]
+    return World(server.port, *ids, partitions, codec, rng)
+
+
+def memory_of(pid: int, field: str) -> int:
+    """A line of /proc/PID/status in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def growth(pid: int, work: Callable[[], None]) -> int:
+    """How much more memory a process had at most while `work` was done."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak counts from now on
+    before = memory_of(pid, "VmRSS")
+    work()
+    return memory_of(pid, "VmHWM") - before
+
+
+def test_the_cost_of_a_request_is_bounded(world: tuple[WarmServer, World]) -> None:
+    server, requests = world
+    assert server.process is not None
+    pid = server.process.pid
+    with RawClient(server.port) as raw, RawClient(server.port) as other:
+        for number in range(REQUESTS):
+            key = CALLS[number % len(CALLS)]
+            body = getattr(requests, key.name.lower())().SerializeToString()
+
+            def ask(key: ApiKey = key, body: bytes = body) -> None:
+                sent = raw.begin(key, body, VERSIONS.get(key, 0))
+                assert other.alive()
+                answer = raw.answer(sent)
+                problem = "" if answer.error is None else answer.error.message
+                assert "internal server error" not in problem, APIS[key].name
+                assert answer.error is not None or len(answer.body) <= ANSWER_BYTES_MAX
+
+            grown = growth(pid, ask)
+            assert grown <= GROWTH_BYTES + GROWTH_PER_BYTE * len(body), (
+                f"{APIS[key].name} of {len(body)} bytes made the server grow by {grown}"
+            )
