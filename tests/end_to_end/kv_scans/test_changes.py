@@ -283,7 +283,7 @@ async def test_rows_that_are_not_committed_are_in_no_scan(tmp_path: Path) -> Non
             assert await scanned(scans, made) == rows_of(session) == many(0, 20)
             assert made.log_offset == session.log_offset == 20
             for offset in (21, log.log_end_offset):
-                with pytest.raises(InvalidScanRequestError, match="from 0 to 20"):
+                with pytest.raises(InvalidScanRequestError, match="allowed: 0 to 20"):
                     await scans.open(at=[offset])
         finally:
             files.synced.set()

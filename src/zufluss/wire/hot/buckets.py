@@ -30,7 +30,7 @@ from zufluss.wire.hot.fields import (
     to_int64,
 )
 
-BUCKETS_MAX: Final = 1 << 14
+BUCKETS_MAX: Final = 1 << 16
 """Bucket entries of one request; each costs some microseconds of the event loop and some memory."""
 
 CACHE_ENTRIES_MAX: Final = 1 << 14
