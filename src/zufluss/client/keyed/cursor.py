@@ -63,7 +63,7 @@ def encode_cursor(info: TableInfo, pieces: Sequence[ScanPiece]) -> str:
     document = {"table": info.table_id, "pieces": [_row(piece) for piece in pieces]}
     data = zlib.compress(json.dumps(document, separators=(",", ":")).encode())
     sealed = crc32c(data).to_bytes(4, "big") + data
-    return PREFIX + base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+    return PREFIX + _text(sealed)
 
 
 def decode_cursor(info: TableInfo, text: str) -> list[ScanPiece]:
@@ -76,6 +76,8 @@ def decode_cursor(info: TableInfo, text: str) -> list[ScanPiece]:
         body = text.removeprefix(PREFIX)
         sealed = base64.b64decode(body + "=" * (-len(body) % 4), b"-_", validate=True)
         data = sealed[4:]
+        if _text(sealed) != body:  # unused bits of the last character
+            raise ValueError("its last character does not fit")
         if len(sealed) < 5 or crc32c(data) != int.from_bytes(sealed[:4], "big"):
             raise ValueError("its checksum does not match")
         unpacker = zlib.decompressobj()
@@ -94,6 +96,10 @@ def decode_cursor(info: TableInfo, text: str) -> list[ScanPiece]:
             "is another one"
         )
     return pieces
+
+
+def _text(sealed: bytes) -> str:
+    return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
 
 
 def _row(piece: ScanPiece) -> list[Any]:
