@@ -150,7 +150,7 @@ def test_processes_read_a_split_table_in_parallel(
     assert sum(map(bool, parts)) == count, "keys of integers are spread over all ranges"
 
 
-@settings(max_examples=rounds(4, 300), deadline=None)
+@settings(max_examples=rounds(3, 300), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_ranges_cover_random_keys_exactly_once(paged: Connection, seed: int) -> None:
     rng = random.Random(seed)

@@ -6,8 +6,8 @@ the same width. Ranges have about the same number of rows if the keys are spread
 depends on how they are encoded; they cover each key exactly once in any case. Keys that share their
 first `WIDTH` bytes stay together.
 
-Every range has a pin of its own, at the same offset: servers share one state among these pins. A
-range that gets no pin, because there is no room, is opened at that offset when its turn comes.
+The first ranges of a bucket have pins of their own, at the same offset: servers share one state
+among these pins. The others are opened at that offset when their turn comes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from zufluss.client.keyed.pins import BucketPin, BucketPins
 from zufluss.errors import KvScanBusyError
 from zufluss.model.table import TableBucket, TableInfo
 
+PRECISION: Final = 8
+"""The last key is looked up to this part of the width of a range."""
+PINS_MAX: Final = 4
+"""Ranges of a bucket that get a pin at once: half of what a server allows by default, so that other
+scans, and ranges without a pin, find room."""
 WIDTH: Final = 16
 """Bytes of a key that decide about its range."""
 
@@ -66,9 +71,11 @@ async def _ranges(pins: BucketPins, place: BucketPlace, count: int) -> list[Scan
     pin = pins[place.bucket]
     piece = pins.piece(place, None, pin.log_offset)
     cuts = await _cuts(pins, pin, count) if count > 1 else []
-    pieces = []
+    pieces: list[ScanPiece] = []
     for after, until in zip([None, *cuts], [*cuts, None], strict=True):
-        pin_id = piece.pin_id if after is None else await _another_pin(pins, pin)
+        pin_id = piece.pin_id
+        if pieces:
+            pin_id = await _another_pin(pins, pin) if len(pieces) < PINS_MAX else None
         pieces.append(piece._replace(after=after, until=until, pin_id=pin_id))
     return pieces
 
@@ -85,15 +92,18 @@ async def _cuts(pins: BucketPins, pin: BucketPin, count: int) -> list[bytes]:
     first = await pins.key_after(pin, None)
     if first is None:
         return []
-    low, high = _number(first), await _last(pins, pin, _number(first))
+    low, high = _number(first), await _last(pins, pin, _number(first), count)
     cuts = {low + (high - low) * part // count for part in range(1, count)}
     return [cut.to_bytes(WIDTH, "big") for cut in sorted(cuts) if low <= cut < high]
 
 
-async def _last(pins: BucketPins, pin: BucketPin, low: int) -> int:
-    """The largest number such that a key lies behind it, or `low`; found by halving."""
-    high = 1 << 8 * WIDTH
-    while high - low > 1:
+async def _last(pins: BucketPins, pin: BucketPin, first: int, count: int) -> int:
+    """A number close to that of the last key, found by halving; keys may lie behind it.
+
+    It is exact to a small part of a range, since each step costs a request.
+    """
+    low, high = first, 1 << 8 * WIDTH
+    while high - low > max(1, (low - first) // (PRECISION * count)):
         middle = (low + high) // 2
         key = await pins.key_after(pin, middle.to_bytes(WIDTH, "big"))
         if key is None:
