@@ -162,6 +162,7 @@ class Cluster:
         await self.coordinator.attach(TABLET, self.tablet)
         self.catalog = self.coordinator.catalog
         self.image = self.coordinator.image
+        self.services = Services()
         self.coordinator.register(self.services)
         self.services.attach(self.coordinator.writer_ids)
         return self

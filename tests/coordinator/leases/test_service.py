@@ -35,7 +35,7 @@ from zufluss.errors import (
 from zufluss.meta.api import Put
 from zufluss.model.lease import Unavailable
 from zufluss.model.table import TableBucket, TablePath
-from zufluss.net.services import RequestContext
+from zufluss.net.services import RequestContext, Services
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 
@@ -390,6 +390,7 @@ async def test_who_may_not_read_a_table_cannot_lease_it_nor_drop_its_leases(
         return principal not in closed
 
     leases, authority = cluster.coordinator.leases, cluster.coordinator.authority
+    cluster.services = Services()
     cluster.services.attach(LeaseService(leases, cluster.image, authority, may_read))
     target = m.PbLeaseTarget(table_id=table_id)
     with pytest.raises(AuthorizationError, match=r"bert may not read table fluss\.keyed"):

@@ -32,6 +32,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.model.table import TableBucket, TablePath
+from zufluss.net.services import Services
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -286,6 +287,7 @@ async def test_who_may_not_read_a_table_cannot_lease_it_nor_drop_what_holds_it(
     service = LeaseService(
         within.leases, within.cluster.image, coordinator.authority, may_read=may_read
     )
+    within.cluster.services = Services()
     within.cluster.services.attach(service)
     both = [m.PbLeaseTarget(table_id=b.table_id) for b in (other, within.bucket)]
     timed = {"lease_id": "l", "lease_duration_ms": HOUR_MS}
