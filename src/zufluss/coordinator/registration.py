@@ -120,7 +120,12 @@ class Registrations:
             )
         session.seen_ms = self._clock_ms()
         self._report(request)
-        return m.TabletHeartbeatResponse(coordinator_epoch=self._catalog.epoch)
+        known, locations = request.locations_version, self._locations.locations
+        behind = request.HasField("locations_version") and known < locations.version
+        return m.TabletHeartbeatResponse(
+            coordinator_epoch=self._catalog.epoch,
+            locations=locations.to_proto() if behind else None,
+        )
 
     async def allocate_writer_ids(
         self, request: m.AllocateWriterIdsRequest, ctx: RequestContext

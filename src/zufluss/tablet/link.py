@@ -79,6 +79,7 @@ class CoordinatorLink:
         self._check_cluster = check_cluster
         self._reports = reports
         self._turn = asyncio.Lock()
+        self._locations_version = 0
         self._task: asyncio.Task[None] | None = None
 
     def register(self, services: Services) -> None:
@@ -109,7 +110,7 @@ class CoordinatorLink:
             self._check_cluster(answer.cluster_id)
             self._image.apply(codec.changes_of(answer.metadata))
             self._coordinator.epoch = answer.coordinator_epoch
-            await self._tablet.update_locations(Locations.from_proto(answer.locations))
+            await self._update_locations(answer.locations)
             replicas = list(map(replica_from_proto, answer.replicas))
             producers = await _producers(answer.producers)
             await self._tablet.assign(self._image, replicas, producers)
@@ -122,13 +123,21 @@ class CoordinatorLink:
             server_id=self._node.node_id,
             server_epoch=self.server_epoch,
             location_reports=[report.to_proto() for report in self._reports()],
+            locations_version=self._locations_version,
         )
         try:
-            await self._coordinator.call(ApiKey.TABLET_HEARTBEAT, request)
+            answer = await self._coordinator.call(ApiKey.TABLET_HEARTBEAT, request)
         except ZuflussError as problem:
             if problem.code is not ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
                 raise
             await self.join()
+        else:
+            if answer.HasField("locations"):  # an update was lost
+                await self._update_locations(answer.locations)
+
+    async def _update_locations(self, message: m.PbLocations) -> None:
+        await self._tablet.update_locations(Locations.from_proto(message))
+        self._locations_version = max(self._locations_version, message.version)
 
     async def update_metadata(
         self, request: m.UpdateMetadataRequest, ctx: RequestContext
@@ -192,7 +201,7 @@ class CoordinatorLink:
     ) -> m.UpdateLocationsResponse:
         """UPDATE_LOCATIONS (30004)."""
         async with self._order(request.server_epoch):
-            await self._tablet.update_locations(Locations.from_proto(request.locations))
+            await self._update_locations(request.locations)
         return m.UpdateLocationsResponse()
 
     async def update_producers(

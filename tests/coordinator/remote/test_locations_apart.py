@@ -77,6 +77,21 @@ async def test_a_change_does_not_wait_for_a_server_that_is_gone(
     assert len(apart.tablet.locations.locations) == 3
 
 
+async def test_a_server_that_missed_a_change_of_the_locations_learns_it_with_a_heartbeat(
+    apart: Apart, tmp_path: Path
+) -> None:
+    """It went on with the old address of a location, and its commits were refused for ever."""
+    await apart.link.join()
+    apart.to_tablet.down = True
+    await apart.coordinator.locations.alter(AlterOp.ADD, uri=f"{tmp_path}/c")
+    await apart.link.heartbeat()
+    assert apart.tablet.locations is not None
+    assert apart.tablet.locations.version == apart.coordinator.locations.locations.version
+    apart.tablet.locations = None
+    await apart.link.heartbeat()
+    assert apart.tablet.locations is None, "it is sent once"
+
+
 async def test_locations_of_another_registration_are_refused(apart: Apart) -> None:
     await apart.link.join()
     request = m.UpdateLocationsRequest(

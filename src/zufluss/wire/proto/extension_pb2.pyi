@@ -109,8 +109,11 @@ class TabletHeartbeatRequest(_message.Message):
     SERVER_ID_FIELD_NUMBER: _builtins.int
     SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     LOCATION_REPORTS_FIELD_NUMBER: _builtins.int
+    LOCATIONS_VERSION_FIELD_NUMBER: _builtins.int
     server_id: _builtins.int
     server_epoch: _builtins.int
+    locations_version: _builtins.int
+    """of the registry of locations that this server knows"""
     @_builtins.property
     def location_reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLocationReport]:
         """what this server saw of each location"""
@@ -121,10 +124,11 @@ class TabletHeartbeatRequest(_message.Message):
         server_id: _builtins.int | None = ...,
         server_epoch: _builtins.int | None = ...,
         location_reports: _abc.Iterable[Global___PbLocationReport] | None = ...,
+        locations_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["location_reports", b"location_reports", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["location_reports", b"location_reports", "locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -135,15 +139,21 @@ class TabletHeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    LOCATIONS_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
+    @_builtins.property
+    def locations(self) -> Global___PbLocations:
+        """the registry, where the server knows an older one"""
+
     def __init__(
         self,
         *,
         coordinator_epoch: _builtins.int | None = ...,
+        locations: Global___PbLocations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "locations", b"locations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "locations", b"locations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
