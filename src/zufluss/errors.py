@@ -105,10 +105,14 @@ class ErrorCode(IntEnum):
     AGGREGATION_FAILED = 30009
     UNDO_UNDER_WAY = 30010
     UNDO_IMPOSSIBLE = 30011
+    REMOTE_LOCATION_MOVED = 30012
 
 
 RETRIABLE = frozenset(
-    map(ErrorCode, (1, 3, 9, 10, 11, 12, 14, 21, 25, 26, 28, 29, 44, 70, 72, 73, 30004, 30010))
+    map(
+        ErrorCode,
+        (1, 3, 9, 10, 11, 12, 14, 21, 25, 26, 28, 29, 44, 70, 72, 73, 30004, 30010, 30012),
+    )
 )
 REFRESH_METADATA = frozenset(map(ErrorCode, (1, 12, 21, 24, 44, 65)))
 
@@ -402,6 +406,10 @@ class UndoUnderWayError(ZuflussError, code=ErrorCode.UNDO_UNDER_WAY):
 
 class UndoImpossibleError(ZuflussError, code=ErrorCode.UNDO_IMPOSSIBLE):
     """Changes cannot be undone: the changelog starts too late, or ends too early."""
+
+
+class LocationMovedError(ZuflussError, code=ErrorCode.REMOTE_LOCATION_MOVED):
+    """A remote location got another address after files were uploaded; upload them again."""
 
 
 class LakeSnapshotNotExistError(ZuflussError, LookupError, code=ErrorCode.LAKE_SNAPSHOT_NOT_EXIST):

@@ -239,6 +239,20 @@ def test_a_moved_location_stays_itself_when_the_configuration_follows() -> None:
     assert [x.uri for x in after.locations] == ["s3://a/x", "s3://copy/x", "file:///c"]
 
 
+def test_the_registry_says_in_which_version_a_location_was_last_moved() -> None:
+    """Files that were uploaded before may lie at the former address."""
+    drained = operate(registry(), AlterOp.DRAIN, location_id=2)
+    assert drained.moved_version == 0
+    moved = operate(drained, AlterOp.MOVE, location_id=2, uri="s3://copy/x")
+    assert moved.moved_version == moved.version == drained.version + 1
+    assert operate(moved, AlterOp.MOVE, location_id=2, uri="s3://copy/x") is moved
+    after = operate(moved, AlterOp.ADD, uri="s3://new/x")
+    assert after.moved_version == moved.version < after.version
+    assert Locations.from_json(after.to_json()) == after
+    older = {k: v for k, v in json.loads(after.to_json()).items() if k != "moved_version"}
+    assert Locations.from_json(json.dumps(older).encode()).moved_version == 0
+
+
 def test_the_old_and_the_new_address_of_a_moved_location_cannot_both_be_configured() -> None:
     drained = operate(registry(), AlterOp.DRAIN, location_id=2)
     moved = operate(drained, AlterOp.MOVE, location_id=2, uri="s3://copy/x")

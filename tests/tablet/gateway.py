@@ -61,7 +61,9 @@ class Gateway:
         self._answer()
         return True
 
-    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+    async def commit_snapshot(
+        self, metadata: bytes, leader_epoch: int, locations_version: int = 0
+    ) -> None:
         self._arrive()
         snapshot = KvSnapshot.from_json(metadata)
         before = self._remote(snapshot.bucket)

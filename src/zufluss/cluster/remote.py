@@ -47,6 +47,9 @@ class ManifestCommit:
     """Files and bytes that the manifest refers to, by location; the manifest itself excluded."""
     base_manifest_path: str | None = None
     """The manifest it is based on, None for the first; refused if that is not the valid one."""
+    locations_version: int = 0
+    """The version of the registry of locations under which its files were uploaded; refused if a
+    location was moved since. 0 from an older server, which does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,13 @@ class RemoteGateway(Protocol):
     async def commit_manifest(self, commit: ManifestCommit) -> bool:
         """Commit a manifest; False, without a change, for a former leader or an old base."""
 
-    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
-        """Commit a snapshot, given as the bytes of its `_METADATA` (see `metadata_file`)."""
+    async def commit_snapshot(
+        self, metadata: bytes, leader_epoch: int, locations_version: int = 0
+    ) -> None:
+        """Commit a snapshot, given as the bytes of its `_METADATA` (see `metadata_file`).
+
+        Its files were uploaded under `locations_version`, see `ManifestCommit`.
+        """
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
         """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
@@ -143,6 +151,7 @@ def commit_to_proto(
             for i, used in commit.usage.items()
         ],
         base_manifest_path=commit.base_manifest_path,
+        locations_version=commit.locations_version,
     )
 
 
@@ -158,6 +167,7 @@ def commit_from_proto(message: m.CommitRemoteLogManifestRequest) -> ManifestComm
         message.remote_log_end_offset,
         {used.location_id: Usage(used.files, used.bytes) for used in message.usage},
         base,
+        message.locations_version,
     )
 
 

@@ -118,6 +118,8 @@ class Locations:
     """An address was configured or added, so clients on other machines can read files."""
     adaptive: bool = False
     """Weights depend on latency and errors too."""
+    moved_version: int = 0
+    """The version in which a location last got another address; known to the coordinator only."""
 
     def get(self, location_id: int) -> Location:
         """Return a location by id; raises `UnknownLocationError`."""
@@ -181,6 +183,7 @@ class Locations:
                 tuple(map(_location, source["locations"])),
                 bool(source["explicit"]),
                 bool(source["adaptive"]),
+                number(source.get("moved_version", 0)),  # older versions stored none
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise CorruptRecordError(f"the registry of locations is damaged: {e!r:.300}") from e

@@ -315,12 +315,20 @@ def _next(
         locations,
         any(x.uri != IMPLICIT and not x.is_gone for x in locations),
         adaptive,
+        0 if before is None else before.moved_version,
     )
     if registry == before:
         return before
     old = set() if before is None else {x.uri for x in before.live}
     _check_registry(registry.resolved(conf), renamed=not old >= {x.uri for x in registry.live})
-    return registry if before is None else replace(registry, version=before.version + 1)
+    if before is None:
+        return registry
+    version = before.version + 1
+    addresses = {x.location_id: x.uri for x in before.locations}
+    moved = any(addresses.get(x.location_id, x.uri) != x.uri for x in locations)
+    return replace(
+        registry, version=version, moved_version=version if moved else before.moved_version
+    )
 
 
 def _check_registry(registry: Locations, *, renamed: bool) -> None:

@@ -58,6 +58,8 @@ class PendingManifest(NamedTuple):
     """Files that can be deleted once the manifest is committed."""
     since: float
     """When the upload of its segments began, by the loop's clock."""
+    locations_version: int
+    """The version of the registry of locations at that time."""
     copied_to: int | None = None
     """Everything from this offset on is to be copied again; None if nothing was lost."""
 

@@ -78,12 +78,15 @@ class CoordinatorClient:
         answer = await self.call(ApiKey.COMMIT_REMOTE_LOG_MANIFEST, request)
         return bool(answer.commitSuccess)
 
-    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+    async def commit_snapshot(
+        self, metadata: bytes, leader_epoch: int, locations_version: int = 0
+    ) -> None:
         """Make a key-value snapshot count."""
         request = m.CommitKvSnapshotRequest(
             completed_snapshot=metadata,
             coordinator_epoch=self.epoch,
             bucket_leader_epoch=leader_epoch,
+            locations_version=locations_version,
         )
         await self.call(ApiKey.COMMIT_KV_SNAPSHOT, request)
 

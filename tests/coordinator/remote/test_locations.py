@@ -6,25 +6,36 @@ import asyncio
 import json
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.lake.test_tables import LAKE, lake_table, offsets_of, snapshot, tiered
+from tests.coordinator.lake.test_tables import (
+    LAKE,
+    commit,
+    lake_table,
+    offsets_of,
+    prepare,
+    prepared,
+    snapshot,
+    tiered,
+)
 from tests.coordinator.support import COORDINATOR, EVENTS, TABLET, Cluster, table_json
 from zufluss.cluster.image import TableEntry
 from zufluss.coordinator.remote.locations import CONFIGS_PATH, LOCATIONS_PATH
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError
 from zufluss.meta.api import Put
-from zufluss.model.table import TablePath
+from zufluss.model.table import TableBucket, TablePath
 from zufluss.obs.metrics import Sample
 from zufluss.obs.server import location_samples, registry_samples
+from zufluss.remote.files import RemoteFile
 from zufluss.remote.health import HealthReport
 from zufluss.remote.locations import AdminState, AlterOp, Health, Locations
+from zufluss.remote.storage import RemoteStorage
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -445,6 +456,52 @@ async def test_an_operator_adds_weighs_drains_and_retires_a_location(
     activated = await alter(again, AlterOp.ACTIVATE, location_id=3)
     assert activated.location.state == AdminState.ACTIVE
     await again.stop()
+
+
+@pytest.mark.parametrize("moment", ["prepare", "commit"])
+async def test_an_offsets_file_at_the_former_address_of_a_moved_location_never_counts(
+    cluster: Cluster,
+    places: list[str],
+    tmp_path: Path,
+    moment: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The location is moved after the file was written, or found, and before it is committed."""
+    home = (await lake_table(cluster)).remote_location
+    assert home is not None
+    cluster.tablet.end = 10
+    shutil.copytree(places[home - 1].removeprefix("file://"), tmp_path / "remote-c")
+    storage, upload = cluster.coordinator.locations.storage, RemoteStorage.upload
+
+    async def move() -> None:
+        await alter(cluster, AlterOp.SET_WEIGHT, location_id=home, weight=0)
+        await alter(cluster, AlterOp.MOVE, location_id=home, uri=places[2])
+
+    async def upload_and_move(*args: Any) -> list[RemoteFile]:
+        files = await upload(storage, *args)
+        await move()
+        return files
+
+    end_offsets = cluster.tablet.end_offsets
+
+    async def move_and_answer(buckets: Sequence[TableBucket]) -> dict[TableBucket, int]:
+        await move()
+        return await end_offsets(buckets)
+
+    with monkeypatch.context() as patch:
+        if moment == "prepare":
+            patch.setattr(storage, "upload", upload_and_move)
+            answer = await prepare(cluster, {0: 10})
+            assert answer.error_code == ErrorCode.STORAGE_EXCEPTION
+        else:
+            file = await prepared(cluster, {0: 10})
+            patch.setattr(cluster.tablet, "end_offsets", move_and_answer)
+            answer = await commit(cluster, 1, file)
+            assert answer.error_code == ErrorCode.REMOTE_LOCATION_MOVED
+    assert "another address" in answer.error_message
+    assert "upload them again" in answer.error_message
+    await tiered(cluster, 1, {0: 10})
+    assert offsets_of(await snapshot(cluster)) == {0: 10}
 
 
 async def test_a_moved_location_has_its_files_where_they_were_copied(

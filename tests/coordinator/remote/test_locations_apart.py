@@ -187,7 +187,7 @@ async def test_remote_files_may_be_asked_for_by_many_at_once(apart: Apart) -> No
 def test_a_commit_survives_the_wire(base: str | None, partition_id: int | None) -> None:
     bucket = TableBucket(3, partition_id, 2)
     usage = {1: Usage(4, 400), 5: Usage(8, 1 << 40)}
-    commit = ManifestCommit(bucket, 2, 5, "log/y.manifest", 10, 20, usage, base)
+    commit = ManifestCommit(bucket, 2, 5, "log/y.manifest", 10, 20, usage, base, 17)
     message = commit_to_proto(commit, 4)
     assert message.coordinator_epoch == 4
     assert commit_from_proto(type(message).FromString(message.SerializeToString())) == commit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import (
     ConfigError,
     ErrorCode,
+    LocationMovedError,
     TableNotExistError,
     UnknownTableOrBucketError,
     ZuflussError,
@@ -194,6 +196,34 @@ async def test_a_location_with_live_files_is_not_retired_and_the_count_is_named(
     second = await manifest(cluster, bucket, [], base=first.manifest_path)
     assert await cluster.coordinator.remote.commit_manifest(second)
     await registry.alter(AlterOp.RETIRE, location_id=2)
+
+
+async def test_files_that_were_uploaded_before_a_move_are_refused_also_after_a_restart(
+    cluster: Cluster, bucket: TableBucket, tmp_path: Path
+) -> None:
+    """They may lie at the former address. Version 0 is that of an older server."""
+    registry = cluster.coordinator.locations
+    earlier = await committed(cluster, bucket)
+    later = await segment(cluster, bucket, 0, 20)
+    made = await manifest(cluster, bucket, [later], base=earlier.manifest_path)
+    uploaded = registry.locations.version
+    shutil.copytree(tmp_path / "l1", tmp_path / "copy")
+    await registry.alter(AlterOp.SET_WEIGHT, location_id=1, weight=0)
+    await registry.alter(AlterOp.MOVE, location_id=1, uri=str(tmp_path / "copy"))
+    moved = registry.locations.version
+    await registry.alter(AlterOp.SET_WEIGHT, location_id=1, weight=1)
+    again = await cluster.restart()
+    for coordinator in (cluster.coordinator, again.coordinator):
+        assert coordinator.locations.locations.moved_version == moved
+    commit = again.coordinator.remote.commit_manifest
+    for version in (0, uploaded, moved - 1):
+        with pytest.raises(LocationMovedError, match=f"version {version} .* version {moved} "):
+            await commit(replace(made, locations_version=version))
+        assert await commit(replace(earlier, locations_version=version)), "it counted before"
+    assert await known(again, bucket) == earlier.manifest_path
+    assert await commit(replace(made, locations_version=moved))
+    assert await commit(made), "the same again counts"
+    await again.stop()
 
 
 async def test_a_dropped_table_has_nothing_and_takes_nothing(

@@ -258,10 +258,12 @@ async def test_a_bucket_that_fails_does_not_keep_others_from_their_snapshots(
     taken = asyncio.Event()
 
     class Partly(Gateway):
-        async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+        async def commit_snapshot(
+            self, metadata: bytes, leader_epoch: int, locations_version: int = 0
+        ) -> None:
             if KvSnapshot.from_json(metadata).bucket.bucket_id == 0:
                 raise NetworkError("not this one")
-            await super().commit_snapshot(metadata, leader_epoch)
+            await super().commit_snapshot(metadata, leader_epoch, locations_version)
             taken.set()
 
     conf = {"kv.snapshot.interval": "50ms"}

@@ -29,10 +29,12 @@ class SlowGateway(Gateway):
         self.gate = asyncio.Event()
         self.commits = asyncio.Semaphore(0)
 
-    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+    async def commit_snapshot(
+        self, metadata: bytes, leader_epoch: int, locations_version: int = 0
+    ) -> None:
         self.commits.release()
         await self.gate.wait()
-        await super().commit_snapshot(metadata, leader_epoch)
+        await super().commit_snapshot(metadata, leader_epoch, locations_version)
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from zufluss.coordinator.records import OffsetsFile
+from zufluss.coordinator.remote.checks import check_moves
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError
 from zufluss.model.schema import dump_object
@@ -74,10 +75,12 @@ class OffsetsFiles:
         self, table: TableInfo, home: int | None, name: str, offsets: Offsets
     ) -> OffsetsFile:
         """Write a new file, durably, to the location `home` of the table if it takes files."""
+        version = self.locations_version
         where = self._registry.home(home).location_id
         unit = Upload(name, to_json(table.table_id, offsets))
         try:
             [file] = await self._registry.storage.upload([unit], PARTITION, where)
+            check_moves(self._registry.storage, version)
         except ZuflussError as problem:
             raise OffsetsFileError(
                 f"offsets file {name} of table '{table.path}' cannot be written: {problem.message}",
@@ -136,12 +139,16 @@ class OffsetsFiles:
         )
 
     @asynccontextmanager
-    async def counted(self, files: Iterable[OffsetsFile]) -> AsyncIterator[None]:
-        """Keep the locations of files from being retired in this block, which commits the files.
+    async def counted(
+        self, files: Iterable[OffsetsFile], locations_version: int
+    ) -> AsyncIterator[None]:
+        """Keep the locations of files as they are in this block, which commits the files.
 
-        `ConfigError` if one of the locations is retired already.
+        `ConfigError` if one of the locations is retired already; `LocationMovedError` if a location
+        was moved since `locations_version`, when the files were found or written.
         """
         async with self._registry.turn:
+            check_moves(self._registry.storage, locations_version)
             for file in files:
                 location = self._registry.locations.get(self._location(file))
                 if location.state is AdminState.RETIRED:
@@ -150,6 +157,11 @@ class OffsetsFiles:
                         f"prepare the snapshot again"
                     )
             yield
+
+    @property
+    def locations_version(self) -> int:
+        """The present version of the registry of locations."""
+        return self._registry.locations.version
 
     def location(self, home: int | None, file: OffsetsFile | None = None) -> int:
         """The location of a file; without a file, that of new files of a table at `home`."""

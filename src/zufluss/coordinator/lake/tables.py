@@ -210,6 +210,7 @@ class LakeTables:
     async def _commit(self, commit: LakeCommit) -> None:
         info = self._table(commit.table_id)
         self._check_holder(info, commit.hand_out)
+        locations_version = self._files.locations_version
         record, offsets = await self._read_commit(info, commit)
         known = await self._read_ahead(info, record.snapshot_id)
         await check_reached(info, known, offsets, self._image, self._tablets)
@@ -220,7 +221,7 @@ class LakeTables:
             if not await self._is_news(info, before, record, offsets):
                 return
             after = retained(before, record, commit.earliest_to_keep)
-            async with self._files.counted(offsets_files([record])):
+            async with self._files.counted(offsets_files([record]), locations_version):
                 fenced = lake.fenced or commit.hand_out is not None
                 await self._put_lake(info, LakeRecord(self._clock_ms(), after, fenced))
             self._forget(info.table_id, after)
@@ -404,6 +405,7 @@ class LakeTables:
             lost = [f for f in files if self._files.location(None, f) == location_id]
             if not lost:
                 return
+            locations_version = self._files.locations_version
             written: dict[OffsetsFile, OffsetsFile] = {}
             for file in lost:
                 try:
@@ -427,7 +429,8 @@ class LakeTables:
                 if snapshot.offsets_file in written or snapshot.offsets_file not in lost
                 for readable in [_moved(snapshot.readable_file, lost, written)]
             )
-            await self._put_lake(info, replace(lake, snapshots=after))
+            async with self._files.counted(written.values(), locations_version):
+                await self._put_lake(info, replace(lake, snapshots=after))
             self._forget(info.table_id, after)
 
     # Telling tablet servers

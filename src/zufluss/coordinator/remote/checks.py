@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from zufluss.cluster.image import ClusterImage
 from zufluss.coordinator.bucket_remotes import gone
-from zufluss.errors import ConfigError, ErrorCode, error
+from zufluss.errors import ConfigError, ErrorCode, LocationMovedError, error
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote import layout
 from zufluss.remote.layout import RemoteName
@@ -43,6 +43,22 @@ def check_locations(storage: RemoteStorage, location_ids: Iterable[int]) -> None
                 ErrorCode.STORAGE_EXCEPTION,
                 f"location {location} was retired; upload its files to another one",
             )
+
+
+def check_moves(storage: RemoteStorage, locations_version: int) -> None:
+    """Raise `LocationMovedError` if a location was moved since this version of the registry.
+
+    Files that were uploaded under that version may lie at the former address. A move checks only
+    files that are committed, so nobody knows whether these were copied. Call it in the turn in
+    which the files are committed.
+    """
+    moved = storage.locations.moved_version
+    if locations_version < moved:
+        raise LocationMovedError(
+            f"the files were uploaded under version {locations_version} of the registry of "
+            f"locations, and version {moved} gave a location another address; upload them again, "
+            "under the present version"
+        )
 
 
 def check_epoch(reported: int, current: int) -> None:

@@ -123,9 +123,11 @@ class RemoteKeeper:
         """Commit a manifest; False, without a change, for a former leader or an old base."""
         return await self.logs.commit(commit)
 
-    async def commit_snapshot(self, metadata: bytes, leader_epoch: int) -> None:
+    async def commit_snapshot(
+        self, metadata: bytes, leader_epoch: int, locations_version: int = 0
+    ) -> None:
         """Commit a snapshot, given as the bytes of its `_METADATA`."""
-        await self.snapshots.commit(metadata, leader_epoch)
+        await self.snapshots.commit(metadata, leader_epoch, locations_version)
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
         """The offset up to which the lake has all rows of a bucket; 0 where it has none."""

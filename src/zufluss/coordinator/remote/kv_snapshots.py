@@ -1,9 +1,10 @@
 """Key-value snapshots of buckets: their commits, their retention, and their deletion.
 
 A tablet server uploads a snapshot, `_METADATA` last, and commits it here. Its id must be new, its
-leader the present one, and its offset not below that of the snapshot before. The same transaction
-says which snapshots are kept: the newest `kv.snapshot.num-retained`, and those that leases pin
-(`leases/pins.py`). The others are dropped:
+leader the present one, and its offset not below that of the snapshot before; no location may have
+been moved since its files were uploaded. The same transaction says which snapshots are kept: the
+newest `kv.snapshot.num-retained`, and those that leases pin (`leases/pins.py`). The others are
+dropped:
 
 | step | durable afterwards |
 |---|---|
@@ -39,7 +40,7 @@ from zufluss.cluster.remote import SnapshotHandle, metadata_file
 from zufluss.cluster.replicas import KvSnapshotOffset
 from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, gone
 from zufluss.coordinator.feed import Feed
-from zufluss.coordinator.remote.checks import check_locations, check_name
+from zufluss.coordinator.remote.checks import check_locations, check_moves, check_name
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.tasks import PendingTasks
 from zufluss.coordinator.worklist import WorkList
@@ -129,12 +130,17 @@ class KvSnapshots:
 
     # Commits
 
-    async def commit(self, metadata: bytes, leader_epoch: int) -> None:
-        """Commit a snapshot, given as the bytes of its `_METADATA`; it may be committed again."""
+    async def commit(self, metadata: bytes, leader_epoch: int, locations_version: int) -> None:
+        """Commit a snapshot, given as the bytes of its `_METADATA`; it may be committed again.
+
+        `locations_version` is the registry of locations under which its files were uploaded.
+        """
         snapshot = await _parsed(metadata)
         handle = self._checked(snapshot)
         await self._read_kept(snapshot.bucket)
-        await self._remotes.tasks.undisturbed(self._commit(snapshot, handle, leader_epoch))
+        await self._remotes.tasks.undisturbed(
+            self._commit(snapshot, handle, leader_epoch, locations_version)
+        )
 
     async def _read_kept(self, bucket: TableBucket) -> None:
         """Read the files of the kept snapshots, so that the commit counts a shared file once.
@@ -150,7 +156,11 @@ class KvSnapshots:
             log.warning("kv_snapshot_files_not_counted", bucket=str(bucket), error=str(problem))
 
     async def _commit(
-        self, snapshot: KvSnapshot, handle: SnapshotHandle, leader_epoch: int
+        self,
+        snapshot: KvSnapshot,
+        handle: SnapshotHandle,
+        leader_epoch: int,
+        locations_version: int,
     ) -> None:
         bucket = snapshot.bucket
         async with self._remotes.turn:
@@ -158,6 +168,7 @@ class KvSnapshots:
             if not self._is_known(snapshot, handle):
                 self._check_fence(bucket, leader_epoch)
                 check_locations(self._storage, [f.location_id for f in snapshot.objects])
+                check_moves(self._storage, locations_version)
                 await self._remotes.change(
                     bucket, lambda r: self._with_snapshot(r, snapshot, handle)
                 )

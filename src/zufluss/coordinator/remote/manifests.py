@@ -2,7 +2,8 @@
 
 A tablet server writes a manifest and commits it here. Two things fence a former leader: the leader
 epoch of the bucket, and the manifest that the new one is based on. A commit is one transaction; the
-same commit sent again succeeds again.
+same commit sent again succeeds again. A commit of files that were uploaded before a location was
+moved is refused with `LocationMovedError`: they may lie at the former address.
 
 A refused commit changes nothing; the server then asks for the valid manifest (`bucket_remotes`).
 The server that wrote files deletes them; files that it leaves are garbage for the sweep
@@ -17,7 +18,7 @@ import structlog
 
 from zufluss.cluster.remote import ManifestCommit
 from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, ManifestRecord, gone
-from zufluss.coordinator.remote.checks import check_locations, check_name
+from zufluss.coordinator.remote.checks import check_locations, check_moves, check_name
 from zufluss.errors import ConfigError
 from zufluss.model.table import TableBucket
 from zufluss.remote import layout
@@ -58,6 +59,7 @@ class LogManifests:
             if leader[1] != commit.leader_epoch or _path(before) != commit.base_manifest_path:
                 _refused(commit, leader[1], before)
                 return False
+            check_moves(self._storage, commit.locations_version)
 
             def with_manifest(record: BucketRecord) -> BucketRecord:
                 return replace(record, manifest=new)

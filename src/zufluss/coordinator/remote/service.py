@@ -80,7 +80,9 @@ class RemoteService:
     ) -> m.CommitKvSnapshotResponse:
         """COMMIT_KV_SNAPSHOT (1022)."""
         check_epoch(request.coordinator_epoch, self._remotes.epoch)
-        await self._snapshots.commit(request.completed_snapshot, request.bucket_leader_epoch)
+        await self._snapshots.commit(
+            request.completed_snapshot, request.bucket_leader_epoch, request.locations_version
+        )
         return m.CommitKvSnapshotResponse()
 
     # Clients

@@ -9,8 +9,9 @@ being drained is sent again, which is how a location drains. Therefore a bucket 
 snapshots, too, until no retained snapshot refers to the location.
 
 A snapshot is valid from its commit on. Files of a failed attempt are used by the next attempt if it
-comes soon; the sweep removes the rest. Each attempt has a number of its own. When the outcome of a
-commit is unknown, the coordinator is asked before the next attempt.
+comes soon, and the registry of locations is still the same; the sweep removes the rest. Each
+attempt has a number of its own. When the outcome of a commit is unknown, the coordinator is asked
+before the next attempt.
 
 The buckets are spread over the interval. A failure is logged and concerns no other bucket.
 """
@@ -76,6 +77,8 @@ class StoredTableFile(NamedTuple):
     """The file was compared with the local file of that name."""
     since: float | None
     """When the file was sent; None once a committed snapshot refers to it."""
+    locations_version: int = 0
+    """The version of the registry of locations under which the file was sent, until then."""
 
 
 class BucketSnapshots:
@@ -300,7 +303,7 @@ class KvSnapshotter:
         beside = sent[-1] if sent else None
         snapshot, metadata = await self._describe(placed, snapshot, checkpoint, beside)
         files.reach("snapshot-metadata")
-        await self._commit(replica, bucket, snapshot, metadata)
+        await self._commit(replica, bucket, snapshot, metadata, placed.locations_version)
         files.reach("snapshot-committed")
         log.info(
             "kv_snapshot_taken", bucket=str(replica.bucket), snapshot=snapshot_id,
@@ -311,7 +314,8 @@ class KvSnapshotter:
     def _placement(self, replica: Replica) -> Placement:
         bucket, context = replica.bucket, self._context
         directory = bucket_directory(KV, replica.path, bucket)
-        return Placement(context.policy(bucket), context.home(bucket), directory)
+        version = self._storage.locations.version
+        return Placement(context.policy(bucket), context.home(bucket), directory, version)
 
     def _id_ranges(self, replica: Replica, checkpoint: Checkpoint) -> tuple[IdRange, ...]:
         """Reserved ids in the form of Fluss, whose ranges include their end."""
@@ -326,17 +330,24 @@ class KvSnapshotter:
     ) -> tuple[SnapshotFile, int]:
         """A table file in remote storage, sent if needed, and the number of bytes sent."""
         sent, size = bucket.sent.get(path.name), 0
-        if sent is None or not await self._is_same(sent, path):
+        if sent is None or not await self._is_same(sent, path, placed.locations_version):
             upload = Upload(new_shared_file(placed.directory), path)
             (file,) = await self._storage.upload([upload], placed.policy, placed.home)
-            sent, size = StoredTableFile(file, True, self._loop.time()), file.size
+            now, version = self._loop.time(), placed.locations_version
+            sent, size = StoredTableFile(file, True, now, version), file.size
         bucket.sent[path.name] = sent._replace(checked=True)
         return SnapshotFile(path.name, sent.file), size
 
-    async def _is_same(self, sent: StoredTableFile, path: Path) -> bool:
-        """Whether a sent file equals this one, is safe from the sweep, and is not being drained."""
-        now = self._loop.time()
-        if sent.since is not None and now - sent.since >= self._reusable_seconds:
+    async def _is_same(self, sent: StoredTableFile, path: Path, locations_version: int) -> bool:
+        """Whether a sent file equals this one, is safe from the sweep, and is not being drained.
+
+        A file that no snapshot refers to must have been sent under the same registry: if its
+        location was moved since, the file may lie at the former address.
+        """
+        if sent.since is not None and (
+            self._loop.time() - sent.since >= self._reusable_seconds
+            or sent.locations_version != locations_version
+        ):
             return False
         if self._draining(sent.file.location_id) or path.stat().st_size != sent.file.size:
             return False
@@ -383,12 +394,19 @@ class KvSnapshotter:
         return whole, metadata
 
     async def _commit(
-        self, replica: Replica, bucket: BucketSnapshots, snapshot: KvSnapshot, metadata: bytes
+        self,
+        replica: Replica,
+        bucket: BucketSnapshots,
+        snapshot: KvSnapshot,
+        metadata: bytes,
+        locations_version: int,
     ) -> None:
         """Commit the snapshot at the coordinator; raises if refused or of unknown outcome."""
         bucket.known = False
         try:
-            await self._context.gateway.commit_snapshot(metadata, replica.leader_epoch)
+            await self._context.gateway.commit_snapshot(
+                metadata, replica.leader_epoch, locations_version
+            )
         except ZuflussError:
             remote = await self._context.bucket_remote(replica.bucket)
             if all(h.snapshot_id != snapshot.snapshot_id for h in remote.snapshots):
@@ -405,6 +423,8 @@ class Placement(NamedTuple):
     """The location that was chosen for its table or partition."""
     directory: str
     """Directory of the bucket below the root of each location."""
+    locations_version: int
+    """The version of the registry of locations when the snapshot was begun."""
 
 
 async def read_snapshot(storage: RemoteStorage, handle: SnapshotHandle) -> KvSnapshot:

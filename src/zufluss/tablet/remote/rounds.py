@@ -11,7 +11,9 @@ Every change takes the same steps, and a crash between any two of them loses not
 When the coordinator's answer to 3 is lost, the manifest stays *pending*: the coordinator is asked
 which manifest is committed, the same commit is sent again until that is known, and nothing is
 deleted meanwhile. The commit is not sent again when the files of the manifest may be gone, because
-the sweep deleted them or their location was retired. Then everything is copied again.
+the sweep deleted them or their location was retired. Then everything is copied again, and also when
+the coordinator refuses the commit because a location was moved since the round began: the files may
+lie at the former address.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from typing import Final
 import structlog
 
 from zufluss.cluster.remote import BucketRemote, ManifestCommit
-from zufluss.errors import CorruptRecordError, ErrorCode, ZuflussError, error
+from zufluss.errors import (
+    CorruptRecordError,
+    ErrorCode,
+    LocationMovedError,
+    ZuflussError,
+    error,
+)
 from zufluss.log.export import Export, export
 from zufluss.log.holds import RECORD_HOLDERS, Holder
 from zufluss.log.manager import LogManager
@@ -154,6 +162,8 @@ class RemoteRound:
         self.files = context.files
         self._loop = asyncio.get_running_loop()
         self.begun = self._loop.time()
+        self.locations_version = self.storage.locations.version
+        """Every file of this round is uploaded under this version of the registry or a later."""
         self.uploaded: list[RemoteFile] = []
         """Files of this round that no committed manifest has yet."""
 
@@ -233,7 +243,9 @@ class RemoteRound:
         file = await self._upload_manifest(manifest, Upload(path, data))
         self.uploaded.append(file)
         self.files.reach("remote-manifest")
-        self.remote.pending = PendingManifest(manifest, file, tuple(removed), self.begun, copied_to)
+        self.remote.pending = PendingManifest(
+            manifest, file, tuple(removed), self.begun, self.locations_version, copied_to
+        )
         await self._settle(self.remote.pending)
 
     async def _upload_manifest(self, manifest: LogManifest, upload: Upload) -> RemoteFile:
@@ -273,6 +285,8 @@ class RemoteRound:
             counts = (await self.context.bucket_remote(self.replica.bucket)).manifest_path
             taken = counts == pending.file.path
             if not taken and problem is not None and counts == (base and base[1]):
+                if isinstance(problem, LocationMovedError):
+                    self.remote.pending = None  # each commit of it is refused, also one under way
                 raise problem
         if not taken:
             await self._refused(pending, problem)
@@ -293,6 +307,7 @@ class RemoteRound:
             nothing_at if end is None else end,
             usage(manifest.files),
             None if remote.manifest_file is None else remote.manifest_file[1],
+            pending.locations_version,
         )
 
     def _take_over(self, pending: PendingManifest, base: tuple[int, str] | None) -> None:

@@ -259,19 +259,23 @@ class CommitKvSnapshotRequest(_message.Message):
     COMPLETED_SNAPSHOT_FIELD_NUMBER: _builtins.int
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     BUCKET_LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    LOCATIONS_VERSION_FIELD_NUMBER: _builtins.int
     completed_snapshot: _builtins.bytes
     coordinator_epoch: _builtins.int
     bucket_leader_epoch: _builtins.int
+    locations_version: _builtins.int
+    """ours: registry of locations of the uploads"""
     def __init__(
         self,
         *,
         completed_snapshot: _builtins.bytes | None = ...,
         coordinator_epoch: _builtins.int | None = ...,
         bucket_leader_epoch: _builtins.int | None = ...,
+        locations_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_leader_epoch", b"bucket_leader_epoch", "completed_snapshot", b"completed_snapshot", "coordinator_epoch", b"coordinator_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_leader_epoch", b"bucket_leader_epoch", "completed_snapshot", b"completed_snapshot", "coordinator_epoch", b"coordinator_epoch", "locations_version", b"locations_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_leader_epoch", b"bucket_leader_epoch", "completed_snapshot", b"completed_snapshot", "coordinator_epoch", b"coordinator_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_leader_epoch", b"bucket_leader_epoch", "completed_snapshot", b"completed_snapshot", "coordinator_epoch", b"coordinator_epoch", "locations_version", b"locations_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -554,6 +558,7 @@ class CommitRemoteLogManifestRequest(_message.Message):
     MANIFEST_LOCATION_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     BASE_MANIFEST_PATH_FIELD_NUMBER: _builtins.int
+    LOCATIONS_VERSION_FIELD_NUMBER: _builtins.int
     table_id: _builtins.int
     partition_id: _builtins.int
     bucket_id: _builtins.int
@@ -567,6 +572,8 @@ class CommitRemoteLogManifestRequest(_message.Message):
     """ours: then the path is relative to that location"""
     base_manifest_path: _builtins.str
     """ours: what it was made from; refused if that is past"""
+    locations_version: _builtins.int
+    """ours: registry of locations of the uploads"""
     @_builtins.property
     def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLocationUsage]:
         """ours: what the manifest refers to, by location"""
@@ -586,10 +593,11 @@ class CommitRemoteLogManifestRequest(_message.Message):
         manifest_location: _builtins.int | None = ...,
         usage: _abc.Iterable[Global___PbLocationUsage] | None = ...,
         base_manifest_path: _builtins.str | None = ...,
+        locations_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["base_manifest_path", b"base_manifest_path", "bucket_id", b"bucket_id", "bucket_leader_epoch", b"bucket_leader_epoch", "coordinator_epoch", b"coordinator_epoch", "highest_copied_end_offset", b"highest_copied_end_offset", "manifest_location", b"manifest_location", "partition_id", b"partition_id", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_manifest_path", b"remote_log_manifest_path", "remote_log_start_offset", b"remote_log_start_offset", "table_id", b"table_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base_manifest_path", b"base_manifest_path", "bucket_id", b"bucket_id", "bucket_leader_epoch", b"bucket_leader_epoch", "coordinator_epoch", b"coordinator_epoch", "highest_copied_end_offset", b"highest_copied_end_offset", "locations_version", b"locations_version", "manifest_location", b"manifest_location", "partition_id", b"partition_id", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_manifest_path", b"remote_log_manifest_path", "remote_log_start_offset", b"remote_log_start_offset", "table_id", b"table_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_manifest_path", b"base_manifest_path", "bucket_id", b"bucket_id", "bucket_leader_epoch", b"bucket_leader_epoch", "coordinator_epoch", b"coordinator_epoch", "highest_copied_end_offset", b"highest_copied_end_offset", "manifest_location", b"manifest_location", "partition_id", b"partition_id", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_manifest_path", b"remote_log_manifest_path", "remote_log_start_offset", b"remote_log_start_offset", "table_id", b"table_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_manifest_path", b"base_manifest_path", "bucket_id", b"bucket_id", "bucket_leader_epoch", b"bucket_leader_epoch", "coordinator_epoch", b"coordinator_epoch", "highest_copied_end_offset", b"highest_copied_end_offset", "locations_version", b"locations_version", "manifest_location", b"manifest_location", "partition_id", b"partition_id", "remote_log_end_offset", b"remote_log_end_offset", "remote_log_manifest_path", b"remote_log_manifest_path", "remote_log_start_offset", b"remote_log_start_offset", "table_id", b"table_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
