@@ -1,6 +1,6 @@
 """Long work on the event loop, in pieces between which other requests run.
 
-A request may name 16,384 buckets, and one pass over them takes longer than other clients should
+A request may name 65,536 buckets, and one pass over them takes longer than other clients should
 wait. Such a pass calls `pause` after each item: once the paced work of a client has taken 5 ms in
 this turn of the event loop, it goes on in the next turn. All requests of a connection share the
 5 ms, because a client may send hundreds of them at once; those that came first go on first. Work
