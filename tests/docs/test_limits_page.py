@@ -37,7 +37,10 @@ ROWS = {
         BUCKETS_MAX, TESTS_MAX, fetch_reader.FETCH_BYTES_MAX, fetch_reader.READ_BYTES_MAX,
         fetch_reader.TURN_BYTES, fetch.PARKED_BUCKETS_MAX,
     ],
-    "LOOKUP, PREFIX_LOOKUP": [lookup.REQUEST_KEYS_MAX, BUCKETS_MAX, lookup.STEP_KEYS],
+    "LOOKUP, PREFIX_LOOKUP": [
+        lookup.REQUEST_KEYS_MAX, BUCKETS_MAX, lookup.STEP_KEYS, lookup.STEP_PREFIXES,
+        lookup.STEP_BYTES,
+    ],
     "LIMIT_SCAN": [service.LIMIT_SCAN_BYTES_MAX, service.LIMIT_SCANS_MAX],
     "LIST_OFFSETS": [BUCKETS_MAX],
     "OPEN_KV_SNAPSHOT": [BUCKETS_MAX],

@@ -15,6 +15,7 @@ from zufluss.errors import ErrorCode, RecordTooLargeError
 from zufluss.kv.store import KvStore
 from zufluss.net.services import RequestContext
 from zufluss.record.slices import Slices
+from zufluss.replica.kv_host import KvHost
 from zufluss.tablet import answers, lookup
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
@@ -120,6 +121,41 @@ async def test_a_prefix_has_all_its_rows_however_many_pages_they_take(
         [everything, again] = await by_prefix(tablet, b"", b"")
         assert everything == again
         assert sorted(everything) == sorted(f"text {i}" for i in range(100))
+
+
+async def test_many_prefixes_are_looked_for_in_few_steps_and_answered_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[Any] = []
+    plain = KvHost.call
+
+    async def counted(self: KvHost, job: Any) -> Any:
+        steps.append(job)
+        return await plain(self, job)
+
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*many(0, 100))
+        names = [tablet.codec.key((i,)) for i in range(1000)]
+        monkeypatch.setattr(KvHost, "call", counted)
+        found = await by_prefix(tablet, *names, *names)
+        assert found == [[f"text {i}"] if i < 100 else [] for i in range(1000)] * 2
+        assert len(steps) <= 1000 / lookup.STEP_PREFIXES + 1
+
+
+@pytest.mark.parametrize("bound", ["STEP_BYTES", "STEP_PREFIXES", "SCAN_ROWS"])
+async def test_a_step_of_a_prefix_lookup_ends_at_each_of_its_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(lookup, bound, 3)
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*many(0, 20))
+        rows = {tablet.codec.key((i,)): f"text {i}" for i in range(20)}
+        prefixes = [b"", b"absent", *rows, b""]
+        expected = [
+            [text for key, text in sorted(rows.items()) if key.startswith(prefix)]
+            for prefix in prefixes
+        ]
+        assert await by_prefix(tablet, *prefixes) == expected
 
 
 @pytest.mark.parametrize("cold", [False, True])

@@ -277,6 +277,9 @@ class KvStore:
         names, following = self._next_keys(low, high)
         if len(names) > rows_max:
             names, following = names[:rows_max], names[rows_max]
+        if not names:
+            self.used = True
+            return Slices.of(()), following
         values = self.get_at(Slices.of(names), horizon, keep=False, bytes_max=bytes_max)
         return values.take(np.flatnonzero(values.starts >= 0)), following
 

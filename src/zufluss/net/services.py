@@ -71,7 +71,7 @@ class RequestContext:
 class EncodedResponse(NamedTuple):
     """A response message that its handler has encoded: large ones are not copied again."""
 
-    buffers: Sequence[bytes | memoryview]
+    buffers: Sequence[bytes | bytearray | memoryview]
     """The bytes of the message, to be sent in turn."""
 
 

@@ -27,7 +27,7 @@ from zufluss.varint import encode_varint
 from zufluss.wire.tables import partition_id_of
 
 T = TypeVar("T")
-Buffer: TypeAlias = bytes | memoryview
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 SMALL_BYTES_MAX: Final = 1 << 20
 """The most bytes of a small answer."""
@@ -35,6 +35,8 @@ SMALL_ANSWERS: Final = 16
 """Small answers that are made at a time: enough to keep the key-value worker busy."""
 LARGE_ANSWERS: Final = 2
 """Large answers that are made at a time, each with its bytes in memory."""
+SHORT_BYTES: Final = 4096
+"""Parts of an answer up to this length are copied together, because each buffer costs to send."""
 TURN_BUCKETS: Final = 64
 """Buckets of a request that are refused in one turn of the event loop."""
 
@@ -112,7 +114,12 @@ class RowsAnswer:
         self.room -= len(part)
         if self.room < 0:
             raise RowsTooLargeError("the rows do not fit into the answer")
-        self._parts.append(part)
+        if len(part) > SHORT_BYTES:
+            self._parts.append(part)
+        elif self._parts and isinstance(self._parts[-1], bytearray):
+            self._parts[-1] += part
+        else:
+            self._parts.append(bytearray(part))
 
     def add_list(self, parts: Sequence[Buffer]) -> None:
         """Add the rows of one prefix to the bucket."""
@@ -152,6 +159,8 @@ class RowsAnswer:
 
 def encoded(values: Slices, room: int, *, listed: bool) -> Buffer:
     """Returns values as they stand in an answer; raises if they take more than `room` bytes."""
+    if not values.count:
+        return b""
     size = encoded_size(*values, listed)
     if size > room:
         raise RowsTooLargeError("the rows do not fit into the answer")

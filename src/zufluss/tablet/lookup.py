@@ -11,7 +11,7 @@ one that was acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -52,6 +52,10 @@ REQUEST_KEYS_MAX = 1 << 16
 """Most keys or prefixes of one request."""
 STEP_KEYS = 1024
 """Keys whose rows the key-value worker reads in one step; puts run in between."""
+STEP_PREFIXES = 64
+"""Prefixes that the key-value worker looks for in one step."""
+STEP_BYTES = 1 << 20
+"""A step of the key-value worker ends when the rows behind its prefixes take so many bytes."""
 PENDING_BYTES_MAX = 64 << 20
 """Requests that may wait for the key-value worker."""
 
@@ -217,31 +221,41 @@ class LookupHandler:
                     request.table_id, answer.partition_id, bucket.bucket_id
                 )
                 lists: dict[bytes, list[Buffer]] = {}
-                for prefix in bucket.keys:
-                    if prefix not in lists:
-                        lists[prefix] = await self._prefix(replica, prefix, answer.room)
-                    answer.add_list(lists[prefix])
+                for begin in range(0, len(bucket.keys), STEP_PREFIXES):
+                    prefixes = bucket.keys[begin : begin + STEP_PREFIXES]
+                    new = dict.fromkeys(prefix for prefix in prefixes if prefix not in lists)
+                    lists |= await self._prefix_rows(replica, new, answer.room)
+                    for prefix in prefixes:
+                        answer.add_list(lists[prefix])
             except RowsTooLargeError:
                 raise
             except ZuflussError as e:
                 answer.refuse(e)
         return answer.finish()
 
-    async def _prefix(self, replica: Replica, prefix: bytes, room: int) -> list[Buffer]:
-        """Read the rows behind one prefix, page after page."""
-        horizon, high = replica.log.high_watermark, successor(prefix)
-        low: bytes | None = prefix
-        pages: list[Buffer] = []
-        while low is not None:
+    async def _prefix_rows(
+        self, replica: Replica, prefixes: Iterable[bytes], room: int
+    ) -> dict[bytes, list[Buffer]]:
+        """Read the rows behind some prefixes, page after page; few rows are read in one step."""
+        horizon = replica.log.high_watermark
+        lists: dict[bytes, list[Buffer]] = {prefix: [] for prefix in prefixes}
+        ranges = [(prefix, prefix) for prefix in reversed(lists)]  # prefix, and where to go on
 
-            def work(tablet: KvTablet, low: bytes = low, room: int = room) -> tuple[Buffer, Any]:
-                values, following = tablet.store.page(low, high, horizon, room)
-                return encoded(_for_clients(tablet, values), room, listed=True), following
+        def work(tablet: KvTablet) -> int:
+            rows = size = 0
+            while ranges and rows < SCAN_ROWS and size < STEP_BYTES:
+                prefix, low = ranges.pop()
+                values, following = tablet.store.page(low, successor(prefix), horizon, room - size)
+                page = encoded(_for_clients(tablet, values), room - size, listed=True)
+                rows, size = rows + values.count, size + len(page)
+                lists[prefix].append(page)
+                if following is not None:
+                    ranges.append((prefix, following))
+            return size
 
-            page, low = await self._worked(replica, work)
-            room -= len(page)
-            pages.append(page)
-        return pages
+        while ranges:
+            room -= await self._worked(replica, work)
+        return lists
 
     async def first_rows(self, replica: Replica, limit: int) -> bytes:
         """A batch of the first `limit` rows of a bucket, as LIMIT_SCAN answers."""

@@ -73,12 +73,16 @@ def _range(keys: Slices, low: bytes, high: bytes | None, limit: int) -> list[byt
     def key_at(i: int) -> bytes:
         return keys.data[keys.starts[i] : keys.ends[i]].tobytes()
 
-    begin = bisect_left(range(keys.count), low, key=key_at)
-    end = keys.count if high is None else bisect_left(range(keys.count), high, key=key_at)
+    places = range(keys.count)
+    at = bisect_left(places, low, key=key_at)
     chosen: list[bytes] = []
-    while begin < end and len(chosen) < limit:
-        chosen.append(key_at(begin))
-        begin += 1
-        if begin < end and key_at(begin) == chosen[-1]:
-            begin = bisect_right(range(end), chosen[-1], lo=begin, key=key_at)
+    while at < keys.count and len(chosen) < limit:
+        key = key_at(at)
+        if high is not None and key >= high:
+            break
+        if chosen and key == chosen[-1]:
+            at = bisect_right(places, key, lo=at, key=key_at)
+        else:
+            chosen.append(key)
+            at += 1
     return chosen
