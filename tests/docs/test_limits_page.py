@@ -10,10 +10,11 @@ from zufluss import pacing
 from zufluss.coordinator.catalog.catalog import DESCRIPTOR_BYTES_MAX
 from zufluss.coordinator.leases import service as leases
 from zufluss.kv.tablet import STORED_BYTES_MAX
-from zufluss.model.predicate import TESTS_MAX
+from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX
 from zufluss.net.connection import CONTROL_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
 from zufluss.record.batch.check import BATCHES_MAX
 from zufluss.tablet import fetch, fetch_reader, lookup, produce, put, service
+from zufluss.tablet.scan import service as scans
 from zufluss.wire.api import ApiKey
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 
@@ -43,6 +44,7 @@ ROWS = {
     ],
     "LIMIT_SCAN": [service.LIMIT_SCAN_BYTES_MAX, service.LIMIT_SCANS_MAX],
     "LIST_OFFSETS": [BUCKETS_MAX],
+    "SCAN_KV, SCAN_KV_SNAPSHOT": [TESTS_MAX, LITERALS_MAX, scans.CALLS_MAX],
     "OPEN_KV_SNAPSHOT": [BUCKETS_MAX],
     "ACQUIRE_LATEST_KV_SNAPSHOT_LEASE": [leases.BUCKETS_MAX],
     "CREATE_TABLE": [DESCRIPTOR_BYTES_MAX],
@@ -67,3 +69,4 @@ def test_apis_that_the_page_names_exist() -> None:
 def test_the_sizes_of_work_that_leaves_the_event_loop_are_those_of_the_code() -> None:
     assert f"{pacing.ASIDE_BYTES:,} bytes" in PAGE
     assert f"{produce.UNPACK_BYTES_MAX:,} bytes" in PAGE
+    assert f"{scans.FILTER_BYTES:,} bytes" in PAGE

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ from zufluss.net.services import RequestContext
 from zufluss.obs import metrics
 from zufluss.tablet.samples import tablet_samples
 from zufluss.tablet.scan.rebuild import Rebuilder
+from zufluss.tablet.scan.rows import RowReader
 from zufluss.tablet.scan.service import CALLS_MAX
 from zufluss.tablet.scan.sessions import ScanSessions
 from zufluss.tablet.scan.states import PinnedState
@@ -460,6 +464,29 @@ async def test_rows_that_do_not_match_are_passed_over_until_the_time_is_over(
             if answer.HasField("last_key"):
                 after = answer.last_key
             assert answer.rows == 0, passed
+
+
+async def test_a_long_filter_is_checked_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter of a few kilobytes takes a tenth of a second to check."""
+    threads: list[str] = []
+    plain = RowReader.__init__
+
+    def noted(self: RowReader, *rest: Any, **options: Any) -> None:
+        threads.append(threading.current_thread().name)
+        plain(self, *rest, **options)
+
+    monkeypatch.setattr(RowReader, "__init__", noted)
+    async with scanning(tmp_path) as scans:
+        (pin,) = await scans.open()
+        some = reduce(or_, (col("id") == i for i in range(15, 115)))
+        answer = await scans.page(pin, filter=some.resolve(KEYED))
+        assert (answer.rows, answer.done) == (5, True)
+        assert len(threads) == 1
+        assert threads[0].startswith("zufluss-scan")
+        await scans.close(pin)
+        assert await code_of(scans.page(pin, filter=some.resolve(KEYED)))
 
 
 # -- whose it is --------------------------------------------------------------------------------

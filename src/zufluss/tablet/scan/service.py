@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from zufluss.cluster.token_service import MayRead, everybody
@@ -34,6 +35,7 @@ from zufluss.errors import (
     KvScanBusyError,
     KvScanExpiredError,
 )
+from zufluss.kv.table import KvTable
 from zufluss.net.services import Reader, RequestContext
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
@@ -53,6 +55,8 @@ DECODE_THREADS: Final = 2
 """Threads that decode pages."""
 SHARE: Final = 4
 """A partial OPEN gets at most one in this number of the pins that a server may have."""
+FILTER_BYTES: Final = 256
+"""A filter that is longer is checked in a thread: a test of few bytes takes long to prepare."""
 CALLS_MAX: Final = 16
 """Most calls that read at the same time, each with a page in memory."""
 
@@ -189,9 +193,10 @@ class ScanService:
         partition_id = partition_id_of(request)
         who = context.principal
         replica = self.replica(request.table_id, partition_id, request.bucket_id, who)
+        check = partial(self._search, request, replica.tablet.table)
+        search = await self.in_thread(check) if len(request.filter) > FILTER_BYTES else check()
         pin = self.pins.find(request.pin_id, who)
         self.check_leader(pin, replica)
-        search = self._search(request, replica)
         with self.pins.use(pin, context.reader) as pinned:
             async with self.turn(search.deadline, context.reader) as mine:
                 if not mine:
@@ -316,7 +321,7 @@ class ScanService:
                 self.calls.release()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Decode rows in a thread."""
+        """Decode rows, or check a filter, in a thread."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(DECODE_THREADS, "zufluss-scan")
         return await self.loop.run_in_executor(self._threads, work)
@@ -339,9 +344,8 @@ class ScanService:
             )
         return PinTarget(replica, offset)
 
-    def _search(self, request: m.ScanKvSnapshotRequest, replica: Replica) -> Search:
+    def _search(self, request: m.ScanKvSnapshotRequest, table: KvTable) -> Search:
         """The search of a call; raises if the request is malformed."""
-        table = replica.tablet.table
         schema = table.schema_of(request.schema_id)
         predicate = None
         if request.HasField("filter"):
