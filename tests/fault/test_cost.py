@@ -1,9 +1,10 @@
 """Valid requests that cost as much as they can: their answers and memory stay within stated bounds.
 
 Requests are composed at random: long lists, buckets and keys that are named again and again, large
-stored rows, unknown buckets, many tables and partitions, many entries in one write. After each one
-the answer is no internal error and no longer than `docs/limits.md` says, the server has not grown
-by more than the page says, and a second connection is answered. `python -m bench.stalls` measures
+stored rows, unknown buckets, many tables and partitions, many entries in one write, filters that
+are deep, wide or have long lists, small batches that unpack to the largest size. After each one the
+answer is no internal error and no longer than `docs/limits.md` says, the server has not grown by
+more than the page says, and a second connection is answered. `python -m bench.stalls` measures
 how long the second connection waits; tests assert no durations.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from google.protobuf.message import Message
 
@@ -29,14 +32,31 @@ from tests.end_to_end.kv import (
     put,
 )
 from tests.end_to_end.raw import RawClient, table_path
+from tests.end_to_end.scans import next_request, open_request, page_request, pin, pin_request
+from tests.record.arrow_samples import log_batch
 from tests.servers import WarmServer
 from zufluss.client.sync.connection import Connection
+from zufluss.model.predicate import (
+    DEPTH_MAX,
+    LITERALS_MAX,
+    TESTS_MAX,
+    Compound,
+    CompoundFunction,
+    Leaf,
+    LeafFunction,
+    Predicate,
+)
+from zufluss.model.schema import Schema
+from zufluss.record.kernels.batch_check import MAX_UNCOMPRESSED_BYTES
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
 from zufluss.wire.hot.buckets import BUCKETS_MAX
+from zufluss.wire.predicates import predicate_to_proto
 
-REQUESTS = rounds(45, 5_000)
-BUCKETS, LARGE_ROWS, LARGE_BYTES, PARTITIONS = 50, 10, 1_000_000, 20
+REQUESTS = rounds(54, 5_000)
+BUCKETS, LARGE_ROWS, LARGE_BYTES, PARTITIONS, BATCHES = 50, 10, 1_000_000, 20, 50
+FETCH_LITERALS_MAX = 100_000
+"""Literals of the filters of one fetch, so that the request is not too long."""
 ANSWER_BYTES_MAX = 65 << 20
 """Bound of every answer: 64 MiB of rows, and their frame."""
 GROWTH_BYTES = 320 << 20
@@ -51,11 +71,13 @@ pytestmark = pytest.mark.timeout(3600 if REQUESTS > 1000 else 300)
 class World:
     """Tables of all kinds, and random requests about them."""
 
-    port: int
+    raw: RawClient
     log_id: int
     keyed_id: int
     days_id: int
+    wide_id: int
     partition_ids: list[int]
+    wide: Schema
     codec: Codec
     rng: random.Random
 
@@ -72,6 +94,38 @@ class World:
         few = [self.codec.key((i, "")) for i in ids]
         return [self.rng.choice(few) for _ in range(self.count(most))]
 
+    def predicate(self, schema: Schema, tests: int, literals: int) -> Predicate:
+        """A filter of at most so many tests and literals: deep, wide, or with a long list."""
+        column = self.rng.choice(schema.columns)
+        text = column.name in ("name", "v")
+
+        def leaf(function: LeafFunction, count: int = 1) -> Leaf:
+            numbers = [self.rng.randrange(10**6) for _ in range(count)]
+            values = tuple(f"y{number}" for number in numbers) if text else tuple(numbers)
+            return Leaf(function, column.id, values)
+
+        functions = [LeafFunction.EQUAL, LeafFunction.NOT_EQUAL, LeafFunction.LESS_THAN]
+        if text:
+            functions += [LeafFunction.STARTS_WITH, LeafFunction.CONTAINS]
+        join = self.rng.choice(list(CompoundFunction))
+        shape = self.rng.choice(["deep", "wide", "list"])
+        if shape == "list" or tests < 4:
+            many = self.count(min(literals, LITERALS_MAX))
+            return leaf(self.rng.choice([LeafFunction.IN, LeafFunction.NOT_IN]), many)
+        if shape == "wide":
+            count = min(self.count(tests - 1), literals)
+            return Compound(join, tuple(leaf(self.rng.choice(functions)) for _ in range(count)))
+        found: Predicate = leaf(self.rng.choice(functions))
+        for _ in range(min(self.count(DEPTH_MAX - 2), (tests - 1) // 2, literals - 1)):
+            found = Compound(join, (leaf(self.rng.choice(functions)), found))
+        return found
+
+    def end_scans(self) -> None:
+        """End the scans and pins of earlier requests, so that there is room for others."""
+        scans = self.raw.call(ApiKey.LIST_KV_SCANS, m.ListKvScansRequest()).scans
+        numbers = [scan.number for scan in scans]
+        self.raw.call(ApiKey.END_KV_SCANS, m.EndKvScansRequest(numbers=numbers))
+
     # -- requests -------------------------------------------------------------------------------
 
     def lookup(self) -> Message:
@@ -82,7 +136,38 @@ class World:
         return self.rng.choice([request, lookup_request(self.keyed_id, self.keys(65_536))])
 
     def prefix_lookup(self) -> Message:
-        return prefix_request(self.keyed_id, [b"", *self.keys(2_000)])
+        absent = [b"absent %d" % number for number in range(self.count(65_536))]
+        return prefix_request(self.keyed_id, self.rng.choice([[b"", *self.keys(2_000)], absent]))
+
+    def scan_kv(self) -> Message:
+        self.end_scans()
+        size = self.rng.choice([1, 2**20, 2**31 - 1])
+        limit = self.rng.choice([None, 1, 2**62])
+        request = open_request(self.keyed_id, size=size, limit=limit)
+        if self.rng.random() < 0.5:
+            return request
+        first = self.raw.call(ApiKey.SCAN_KV, open_request(self.keyed_id, size=1))
+        return next_request(first.scanner_id, 1, size)
+
+    def open_kv_snapshot(self) -> Message:
+        self.end_scans()
+        buckets = [self.rng.choice([0, 0, 0, 9]) for _ in range(self.count(BUCKETS_MAX))]
+        request = pin_request(self.keyed_id, self.rng.choice([buckets, [0] * len(buckets)]))
+        request.partial = self.rng.random() < 0.5
+        return request
+
+    def scan_kv_snapshot(self) -> Message:
+        self.end_scans()
+        (pinned,) = pin(self.raw, self.keyed_id)
+        schema = self.codec.schema
+        return page_request(
+            self.keyed_id,
+            pinned.pin_id,
+            size=self.rng.choice([1, 2**31 - 1]),
+            filter=self.predicate(schema, TESTS_MAX, LITERALS_MAX),
+            schema=schema,
+            projected_columns=self.rng.choice([[], [0], [1]]),
+        )
 
     def limit_scan(self) -> Message:
         return m.LimitScanRequest(
@@ -99,15 +184,31 @@ class World:
 
     def produce_log(self) -> Message:
         request = m.ProduceLogRequest(acks=-1, table_id=self.log_id, timeout_ms=30_000)
+        if self.rng.random() < 0.5:
+            packed = self.packed_batch()
+            for _ in range(self.count(8)):
+                request.buckets_req.add(bucket_id=self.bucket(), records=packed)
+            return request
         for _ in range(self.count(BUCKETS_MAX)):
             request.buckets_req.add(bucket_id=self.bucket(), records=b"\0" * self.count(60))
         return request
+
+    def packed_batch(self) -> bytes:
+        """A compressed batch that takes up to the allowed size when it is unpacked."""
+        rows = self.count(MAX_UNCOMPRESSED_BYTES // 4)
+        batch = pa.RecordBatch.from_arrays([pa.array(np.zeros(rows, np.int32))], names=["id"])
+        return bytes(log_batch(batch, self.rng.choice(["lz4", "zstd"])))
 
     def fetch_log(self) -> Message:
         request = m.FetchLogRequest(
             follower_server_id=-1, max_bytes=2**31 - 1, max_wait_ms=1, min_bytes=1
         )
-        for _ in range(self.count(100)):
+        tables = self.count(100)
+        if self.rng.random() < 0.5:
+            for _ in range(tables):
+                self.add_filtered(request, TESTS_MAX // tables, FETCH_LITERALS_MAX // tables)
+            return request
+        for _ in range(tables):
             table = request.tables_req.add(
                 table_id=self.rng.choice([self.log_id, self.keyed_id, 999]),
                 projection_pushdown_enabled=False,
@@ -117,6 +218,19 @@ class World:
                     bucket_id=self.bucket(), fetch_offset=0, max_fetch_bytes=2**31 - 1
                 )
         return request
+
+    def add_filtered(self, request: m.FetchLogRequest, tests: int, literals: int) -> None:
+        """Add a table with a filter and a projection to a fetch."""
+        columns = range(len(self.wide.columns))
+        predicate = self.predicate(self.wide, tests, literals)
+        table = request.tables_req.add(
+            table_id=self.wide_id,
+            projection_pushdown_enabled=True,
+            projected_fields=sorted(self.rng.sample(columns, self.rng.randint(1, len(columns)))),
+            filter_predicate=predicate_to_proto(predicate, self.wide),
+            filter_schema_id=1,
+        )
+        table.buckets_req.add(bucket_id=0, fetch_offset=0, max_fetch_bytes=2**31 - 1)
 
     def list_offsets(self) -> Message:
         return m.ListOffsetsRequest(
@@ -192,26 +306,35 @@ def world(tmp_path: Path, rng: random.Random) -> Iterator[tuple[WarmServer, Worl
     with (
         WarmServer(tmp_path) as server,
         zufluss.connect(server.bootstrap) as connection,
+        RawClient(server.port) as raw,
     ):
-        yield server, set_up(server, connection, rng)
+        yield server, set_up(raw, connection, rng)
 
 
-def set_up(server: WarmServer, connection: Connection, rng: random.Random) -> World:
+def set_up(raw: RawClient, connection: Connection, rng: random.Random) -> World:
     admin = connection.admin
     admin.create_table("events", "id INT", bucket_count=BUCKETS)
     admin.create_table("rows", "id INT NOT NULL, v STRING", primary_key=["id"], bucket_count=1)
     admin.create_table("days", "id INT, day STRING", partition_keys=["day"], bucket_count=1)
     for number in range(PARTITIONS):
         admin.create_partition("days", {"day": f"d{number}"})
-    info = {name: admin.table_info(name) for name in ("events", "rows", "days")}
+    statistics = {"table.statistics.columns": "*"}
+    admin.create_table(
+        "wide", "id BIGINT, name STRING, n INT", bucket_count=1, properties=statistics
+    )
+    names = ("events", "rows", "days", "wide")
+    info = {name: admin.table_info(name) for name in names}
     codec = Codec(info["rows"].schema)
-    with RawClient(server.port) as raw:
-        for number in range(LARGE_ROWS):
-            row = kv_batch([codec.put((number, "y" * LARGE_BYTES))])
-            assert not put(raw, info["rows"].table_id, row).error_code
+    for number in range(LARGE_ROWS):
+        row = kv_batch([codec.put((number, "y" * LARGE_BYTES))])
+        assert not put(raw, info["rows"].table_id, row).error_code
+    with connection.table("wide").append() as writer:
+        for number in range(BATCHES):
+            writer.write({"id": [number] * 100, "name": [f"y{number}"] * 100, "n": [7] * 100})
+            writer.flush()
     partitions = [each.partition_id for each in admin.list_partitions("days")]
-    ids = [info[name].table_id for name in ("events", "rows", "days")]
-    return World(server.port, *ids, partitions, codec, rng)
+    ids = [info[name].table_id for name in names]
+    return World(raw, *ids, partitions, info["wide"].schema, codec, rng)
 
 
 def memory_of(pid: int, field: str) -> int:
