@@ -591,7 +591,12 @@ async def test_more_buckets_than_there_may_be_pins_are_refused_for_good(tmp_path
     async with scanning(tmp_path, buckets=3, conf={"kv.scanner.max-per-server": "2"}) as scans:
         with pytest.raises(InvalidScanRequestError, match="max-per-server"):
             await scans.open(0, 1, 2)
-        assert len(scans.pins) == 0
+        with pytest.raises(InvalidScanRequestError, match="max-per-server"):
+            await scans.open(99, 99, 99)  # no bucket is looked at
+        request = pin_request(TABLE, (0, 99, 99))
+        request.partial = True
+        answer = await scans.service.open_kv_snapshot(request, context())
+        assert len(answer.pins) == len(scans.pins) == 1
 
 
 async def test_a_state_that_takes_longer_to_rebuild_than_a_client_waits_is_had_by_asking_again(

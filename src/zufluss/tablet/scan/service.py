@@ -156,7 +156,8 @@ class ScanService:
             raise InvalidScanRequestError(
                 f"the call names {count} buckets to pin; name 1 to {BUCKETS_MAX} of them"
             )
-        targets = [self._target(request.table_id, b, context.principal) for b in request.buckets]
+        buckets = request.buckets[: self._pins_at_once(count, partial=request.partial)]
+        targets = [self._target(request.table_id, b, context.principal) for b in buckets]
         seconds = None
         if request.HasField("time_limit_ms"):
             seconds = not_negative("time_limit_ms", request.time_limit_ms) / 1000
@@ -233,15 +234,6 @@ class ScanService:
         self, targets: Sequence[PinTarget], principal: str | None, *, partial: bool = False
     ) -> list[StatePin[PinContent]]:
         """Pin states, all of them or none; with `partial` as many as there is room for."""
-        most = self.pins.limits.per_server
-        if partial:
-            targets = targets[: max(most // SHARE, 1)]
-        elif len(targets) > most:
-            raise InvalidScanRequestError(
-                f"the call pins {len(targets)} buckets at once; "
-                f"{options.KV_SCANNER_MAX_PER_SERVER.key} allows {most} on "
-                "this server: raise it, or scan fewer partitions or buckets at a time"
-            )
         pins: list[StatePin[PinContent]] = []
         try:
             self._begin(pins, targets, principal, partial=partial)
@@ -257,6 +249,19 @@ class ScanService:
                 self.pins.abandon(pin)
             raise
         return pins
+
+    def _pins_at_once(self, count: int, *, partial: bool) -> int:
+        """How many of `count` buckets a call may pin; raises if that is too few for it."""
+        most = self.pins.limits.per_server
+        if partial:
+            return max(most // SHARE, 1)
+        if count > most:
+            raise InvalidScanRequestError(
+                f"the call pins {count} buckets at once; {options.KV_SCANNER_MAX_PER_SERVER.key} "
+                f"allows {most} on this server: raise it, or scan fewer partitions or buckets at a "
+                "time"
+            )
+        return count
 
     def _begin(
         self,
