@@ -53,6 +53,7 @@ from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
+from zufluss.obs.lag import LoopLag
 from zufluss.obs.metrics import ReadSamples
 from zufluss.obs.server import (
     disk_samples,
@@ -516,10 +517,14 @@ async def _accept(
 @asynccontextmanager
 async def _metrics(conf: Configuration, shown: Sequence[ReadSamples]) -> AsyncIterator[None]:
     """Serve metrics for the length of a block, if that is configured."""
-    endpoint = serve_metrics(conf, shown)
+    lag = LoopLag(asyncio.get_running_loop())
+    endpoint = serve_metrics(conf, [*shown, lag.samples])
+    if endpoint is not None:
+        lag.start()
     try:
         yield
     finally:
+        lag.stop()
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)  # a scrape under way waits for this loop
 

@@ -272,6 +272,7 @@ def test_a_full_disk_is_shown_and_tables_are_created_wholly_or_not_at_all(
         assert severity >= Severity.WARNING
         assert "free space" in text
         assert metric(server, "zufluss_disk_free_bytes") < 10 << 20
+        assert metric(server, "zufluss_loop_lag_seconds_max") >= 0
         try:
             kinds[name.rstrip("0123456789")](server.port, name, BUCKETS)
         except ZuflussError as e:

@@ -110,6 +110,11 @@ DISK_FREE_BYTES = server_metric(
     "zufluss_disk_free_bytes",
     "Free bytes of the disk with `data.dir`. A server whose disk is full refuses writes for now.",
 )
+LOOP_LAG_SECONDS_MAX = server_metric(
+    "zufluss_loop_lag_seconds_max",
+    "The longest time in the last minute or two that the event loop was late for a timer that "
+    "falls due ten times a second; all clients wait meanwhile. Holds below 0.1 s may be missed.",
+)
 CONNECTIONS = server_metric("zufluss_connections", "Open connections.")
 STRANGERS = server_metric(
     "zufluss_strangers", "Connections whose client has not logged in or sent a request yet."
