@@ -42,7 +42,9 @@ ROWS = {
         lookup.REQUEST_KEYS_MAX, BUCKETS_MAX, lookup.STEP_KEYS, lookup.STEP_PREFIXES,
         lookup.STEP_BYTES,
     ],
-    "LIMIT_SCAN": [service.LIMIT_SCAN_BYTES_MAX, service.LIMIT_SCANS_MAX],
+    "LIMIT_SCAN": [
+        service.LIMIT_SCAN_BYTES_MAX, service.LIMIT_SCANS_MAX, fetch_reader.TURN_BYTES,
+    ],
     "LIST_OFFSETS": [BUCKETS_MAX],
     "SCAN_KV, SCAN_KV_SNAPSHOT": [TESTS_MAX, LITERALS_MAX, scans.CALLS_MAX],
     "OPEN_KV_SNAPSHOT": [BUCKETS_MAX],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.kv import lookup_request, prefix_request
+from tests.end_to_end.kv import limit_values, lookup_request, prefix_request
 from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE, Connection
 from zufluss.errors import ErrorCode, RecordTooLargeError
@@ -193,5 +193,26 @@ async def test_a_limit_scan_returns_the_rows_that_fit_or_says_that_they_do_not(
         await tablet.put(*((i, "x" * 1000) for i in range(100)))
         for limit, code in ((5, 0), (60, 0), (100, ErrorCode.RECORD_TOO_LARGE_EXCEPTION)):
             request = m.LimitScanRequest(table_id=TABLE, bucket_id=0, limit=limit)
-            answer = await tablet.server.service.limit_scan(request, CONTEXT)
+            response = await tablet.server.service.limit_scan(request, CONTEXT)
+            answer = decode(m.LimitScanResponse, b"".join(response.buffers))
             assert (answer.error_code, bool(answer.records)) == (code, not code)
+            assert len(limit_values(answer.records) if answer.records else ()) == (
+                0 if code else limit
+            )
+
+
+async def test_a_limit_scan_has_all_rows_however_many_pages_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("zufluss.kv.store", "zufluss.tablet.lookup"):
+        monkeypatch.setattr(f"{module}.SCAN_ROWS", 10)
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*many(0, 100))
+        for limit in (0, 1, 10, 55, 1000):
+            request = m.LimitScanRequest(table_id=TABLE, bucket_id=0, limit=limit)
+            response = await tablet.server.service.limit_scan(request, CONTEXT)
+            answer = decode(m.LimitScanResponse, b"".join(response.buffers))
+            assert not answer.is_log_table
+            found = [text_of(tablet, value) for value in limit_values(answer.records)]
+            first = sorted(many(0, 100), key=tablet.codec.key)[:limit]
+            assert found == [row[1] for row in first]

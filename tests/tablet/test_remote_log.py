@@ -203,7 +203,7 @@ async def test_a_limit_scan_reaches_into_remote_storage(tmp_path: Path) -> None:
     async with serving(tmp_path, buckets=1) as tablet:
         await tablet.write(12)
         await tablet.round()
-        data = await tablet.server.service._last_rows(tablet.replica(), 30)
+        data = b"".join(await tablet.server.service._last_rows(tablet.replica(), 30))
         offsets = [h.base_offset for _, h in iter_headers(data)]
         assert offsets[0] <= 6
         assert offsets[-1] == 33
@@ -664,7 +664,7 @@ async def test_a_log_is_uploaded_and_read_behind_lost_records(tmp_path: Path) ->
         assert (await tablet.list_offset(EARLIEST)).offset == 0
         assert (await tablet.list_offset(EARLIEST, unbroken=True)).offset == 33
         assert tablet.replica().row_count() == 27 + 36
-        data = await tablet.server.service._last_rows(tablet.replica(), 69 - 24)
+        data = b"".join(await tablet.server.service._last_rows(tablet.replica(), 69 - 24))
         bases = [header.base_offset for _, header in iter_headers(data)]
         assert [base for base in bases if base >= 24] == [24, *range(33, 69, ROWS)]
 

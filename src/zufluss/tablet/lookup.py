@@ -23,7 +23,7 @@ from zufluss.kv.store import SCAN_ROWS, LookupPlaces, RowsTooLargeError, group_k
 from zufluss.kv.tablet import KvTablet
 from zufluss.net.connection import ServerConnection, check_control_size
 from zufluss.net.services import EncodedResponse, RequestContext
-from zufluss.record.batch.kv import build_value_batch
+from zufluss.record.batch.kv import value_header, value_records
 from zufluss.record.kernels.lookup import scan_lookup
 from zufluss.record.slices import Slices
 from zufluss.replica.kv_host import KvHost
@@ -257,31 +257,33 @@ class LookupHandler:
             room -= await self._worked(replica, work)
         return lists
 
-    async def first_rows(self, replica: Replica, limit: int) -> bytes:
-        """A batch of the first `limit` rows of a bucket, as LIMIT_SCAN answers."""
+    async def first_rows(self, replica: Replica, limit: int) -> list[Buffer]:
+        """A batch of the first `limit` rows of a bucket, as LIMIT_SCAN answers, in parts."""
         horizon, room, rows = replica.log.high_watermark, self._answers.bytes_max, SCAN_ROWS
         low: bytes | None = b"" if limit > 0 else None
-        pages: list[Slices] = []
+        pages: list[Buffer] = []
+        total = 0
         while low is not None and limit > 0:
             rows = min(rows, limit)
 
             def work(
                 tablet: KvTablet, low: bytes = low, room: int = room, rows: int = rows
-            ) -> tuple[Slices, bytes | None]:
+            ) -> tuple[Buffer, int, bytes | None]:
                 values, following = tablet.store.page(low, None, horizon, room, rows)
-                return _for_clients(tablet, values), following
+                return *value_records(_for_clients(tablet, values)), following
 
             try:
-                page, low = await self._worked(replica, work)
+                page, count, low = await self._worked(replica, work)
             except RowsTooLargeError:
                 if rows == 1:
                     raise self._answers.too_large() from None
                 rows //= 2
                 continue
-            limit -= page.count
-            room -= int(page.lengths.sum())
+            limit -= count
+            total += count
+            room -= len(page)
             pages.append(page)
-        return await self._kv.call(lambda: build_value_batch(_joined(pages)))
+        return [value_header(sum(map(len, pages)), total), *pages]
 
 
 def _check_counts(request: m.LookupRequest | m.PrefixLookupRequest) -> None:
@@ -299,16 +301,3 @@ def _for_clients(tablet: KvTablet, values: Slices) -> Slices:
     """Returns stored values as clients get them."""
     table = tablet.table
     return Slices.of(table.for_clients(values)) if table.indexed else values
-
-
-def _joined(pages: Sequence[Slices]) -> Slices:
-    """Returns the rows of pages in one buffer."""
-    if not pages:
-        return Slices.of(())
-    ends = np.cumsum([len(page.data) for page in pages])
-    shifts = [int(end) - len(page.data) for end, page in zip(ends, pages, strict=True)]
-    return Slices(
-        np.concatenate([page.data for page in pages]),
-        np.concatenate([page.starts + by for page, by in zip(pages, shifts, strict=True)]),
-        np.concatenate([page.ends + by for page, by in zip(pages, shifts, strict=True)]),
-    )

@@ -10,11 +10,14 @@ from typing import TypeVar
 
 from zufluss.errors import InvalidTimestampError, RecordTooLargeError, ZuflussError
 from zufluss.log.segment import PagesNotCachedError
-from zufluss.net.services import RequestContext
-from zufluss.pacing import paced
+from zufluss.net.services import EncodedResponse, RequestContext
+from zufluss.pacing import Pace, paced
 from zufluss.replica.replica import Replica
+from zufluss.tablet.answers import Buffer
 from zufluss.tablet.buckets import Buckets
+from zufluss.tablet.fetch_reader import TURN_BYTES
 from zufluss.tablet.lookup import LookupHandler
+from zufluss.varint import encode_varint
 from zufluss.wire import messages as m
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.tables import partition_id_of
@@ -22,6 +25,8 @@ from zufluss.wire.tables import partition_id_of
 T = TypeVar("T")
 
 EARLIEST, LATEST, TIMESTAMP = 0, 1, 2
+RECORDS_TAG = b"\x22"
+"""Tag of the field `records` of a LimitScanResponse."""
 LIMIT_SCANS_MAX = 2
 """Limit scans at a time, each with its answer in memory."""
 LIMIT_SCAN_BYTES_MAX = 64 * 1024 * 1024
@@ -119,7 +124,7 @@ class TabletService:
 
     async def limit_scan(
         self, request: m.LimitScanRequest, context: RequestContext
-    ) -> m.LimitScanResponse:
+    ) -> EncodedResponse:
         """LIMIT_SCAN: the last rows of a log in whole batches, or rows of a primary-key table."""
         while True:
             await context.reader.has_read()
@@ -127,28 +132,31 @@ class TabletService:
                 if not context.reader.backlogged:  # by the answer to another of its scans
                     return await self._limit_scan(request)
 
-    async def _limit_scan(self, request: m.LimitScanRequest) -> m.LimitScanResponse:
+    async def _limit_scan(self, request: m.LimitScanRequest) -> EncodedResponse:
         partition_id = partition_id_of(request)
         response = m.LimitScanResponse(is_log_table=True)
+        records: list[Buffer] = []
         try:
             replica = self._buckets.replica(request.table_id, partition_id, request.bucket_id)
             response.is_log_table = replica.kv is None
             if replica.kv is not None:
-                response.records = await self._lookup.first_rows(replica, request.limit)
+                records = await self._lookup.first_rows(replica, request.limit)
             else:
-                response.records = await self._last_rows(replica, request.limit)
+                records = await self._last_rows(replica, request.limit)
+            records = [RECORDS_TAG + encode_varint(sum(map(len, records))), *records]
         except ZuflussError as e:
             response.error_code, response.error_message = e.code, e.message
-        return response
+        return EncodedResponse([response.SerializeToString(), *records])
 
-    async def _last_rows(self, replica: Replica, limit: int) -> bytes:
+    async def _last_rows(self, replica: Replica, limit: int) -> list[Buffer]:
         log = replica.log
         if limit <= 0:
-            return b""
+            return []
         end = log.high_watermark
         offset = max(replica.start_offset, end - limit)
         room = LIMIT_SCAN_BYTES_MAX
-        parts: list[bytes | memoryview] = []
+        pace = Pace.current()
+        parts: list[Buffer] = []
         if replica.remote is not None and offset < log.log_start_offset:
             here = log.log_start_offset
             remote = await replica.remote.batches_below(here, offset, room)
@@ -158,13 +166,15 @@ class TabletService:
             room -= sum(map(len, parts))
             offset = here
         while offset < end:
-            read = await self._when_cached(partial(log.read, offset, room))
-            if not read.records:
+            some = min(room, TURN_BYTES)
+            read = await self._when_cached(partial(log.read, offset, some, at_least_one=True))
+            room -= len(read.records)
+            if room < 0:
                 raise _too_large(limit)
             parts.append(read.records)
-            room -= len(read.records)
             offset = read.end_offset
-        return b"".join(parts)
+            await pace.pause()
+        return parts
 
 
 def _too_large(limit: int) -> RecordTooLargeError:

@@ -142,13 +142,23 @@ def build_kv_batch(
 
 def build_value_batch(values: Slices) -> bytes:
     """Return the value batch of values (schema id and row); absent ones are left out."""
+    records, count = value_records(values)
+    return value_header(len(records), count) + records
+
+
+def value_records(values: Slices) -> tuple[memoryview, int]:
+    """Return the records of a value batch without its header, and their number."""
     fault, record, size = k.values_size(*values)
     if fault:
         raise ValueError(k.FAULTS[fault].format(record, size))
-    out = bytearray(VALUE_HEADER.size + size)
-    count = k.put_values(*values, np.frombuffer(out, np.uint8), VALUE_HEADER.size)
-    VALUE_HEADER.pack_into(out, 0, len(out) - 4, 0, count)
-    return bytes(out)
+    out = np.empty(size, np.uint8)
+    count = k.put_values(*values, out, 0)
+    return out.data, count
+
+
+def value_header(size: int, count: int) -> bytes:
+    """Return the header of a value batch whose records take `size` bytes."""
+    return VALUE_HEADER.pack(VALUE_HEADER.size - 4 + size, 0, count)
 
 
 def parse_value_batch(data: Bytes | bytes | memoryview) -> Slices:
