@@ -35,8 +35,8 @@ ROWS = {
         BUCKETS_MAX, put.QUEUE_BYTES_MAX, put.BATCH_BYTES, put.ENTRIES_AT_ONCE, STORED_BYTES_MAX,
     ],
     "FETCH_LOG": [
-        BUCKETS_MAX, TESTS_MAX, fetch_reader.FETCH_BYTES_MAX, fetch_reader.READ_BYTES_MAX,
-        fetch_reader.TURN_BYTES, fetch.PARKED_BUCKETS_MAX,
+        BUCKETS_MAX, TESTS_MAX, LITERALS_MAX, fetch_reader.FETCH_BYTES_MAX,
+        fetch_reader.READ_BYTES_MAX, fetch_reader.TURN_BYTES, fetch.PARKED_BUCKETS_MAX,
     ],
     "LOOKUP, PREFIX_LOOKUP": [
         lookup.REQUEST_KEYS_MAX, BUCKETS_MAX, lookup.STEP_KEYS, lookup.STEP_PREFIXES,

@@ -55,8 +55,6 @@ from zufluss.wire.predicates import predicate_to_proto
 
 REQUESTS = rounds(54, 5_000)
 BUCKETS, LARGE_ROWS, LARGE_BYTES, PARTITIONS, BATCHES = 50, 10, 1_000_000, 20, 50
-FETCH_LITERALS_MAX = 100_000
-"""Literals of the filters of one fetch, so that the request is not too long."""
 ANSWER_BYTES_MAX = 65 << 20
 """Bound of every answer: 64 MiB of rows, and their frame."""
 GROWTH_BYTES = 320 << 20
@@ -206,7 +204,7 @@ class World:
         tables = self.count(100)
         if self.rng.random() < 0.5:
             for _ in range(tables):
-                self.add_filtered(request, TESTS_MAX // tables, FETCH_LITERALS_MAX // tables)
+                self.add_filtered(request, TESTS_MAX // tables, LITERALS_MAX // tables)
             return request
         for _ in range(tables):
             table = request.tables_req.add(

@@ -15,7 +15,7 @@ from tests.tablet.support import SCHEMA, TABLE, Connection, Tablet, batch, fetch
 from zufluss.errors import ErrorCode, RecordTooLargeError
 from zufluss.log.log import Log
 from zufluss.log.segment import PagesNotCachedError
-from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX
+from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX, LeafFunction
 from zufluss.record.batch.stats import build_statistics
 from zufluss.record.header import iter_headers
 from zufluss.tablet import fetch
@@ -249,21 +249,25 @@ async def test_a_fetch_reads_a_bounded_part_of_the_log_though_its_filter_leaves_
     await tablet.server.close()
 
 
-@pytest.mark.parametrize("shape", ["literals", "tests", "tests of many tables"])
+@pytest.mark.parametrize(
+    "shape", ["literals", "literals of many tables", "tests", "tests of many tables"]
+)
 async def test_a_filter_that_is_too_large_is_refused_before_it_is_read(
     tmp_path: Path, shape: str
 ) -> None:
     tablet = await Tablet(tmp_path).start()
     request = filtered_request(5)
     predicate = request.tables_req[0].filter_predicate
-    if shape == "literals":
-        predicate.leaf.literals.extend([predicate.leaf.literals[0]] * LITERALS_MAX)
+    if shape.startswith("literals"):
+        predicate.leaf.function = LeafFunction.IN
+        count = LITERALS_MAX if shape == "literals" else 4_000
+        predicate.leaf.literals.extend([predicate.leaf.literals[0]] * count)
     else:
         leaf = m.PbPredicate()
         leaf.CopyFrom(predicate)
         predicate.type, predicate.compound.function = 1, 0
         predicate.compound.children.extend([leaf] * (TESTS_MAX if shape == "tests" else 400))
-    if shape == "tests of many tables":
+    if shape.endswith("of many tables"):
         request.tables_req.extend([request.tables_req[0]] * 2)
     connection = Connection()
     sent = connection.send(tablet.server.fetch.handle, request)

@@ -30,7 +30,7 @@ from zufluss.errors import (
 )
 from zufluss.log.log import Log
 from zufluss.log.segment import PagesNotCachedError
-from zufluss.model.predicate import TESTS_MAX, InvalidPredicateError, Predicate
+from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX, InvalidPredicateError, Predicate
 from zufluss.record.batch.stats import Matcher, matcher, read_statistics
 from zufluss.record.header import iter_headers
 from zufluss.replica.replica import Replica
@@ -40,7 +40,7 @@ from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.wire import messages as m
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.hot.fetch import FetchedBucket, FetchedTable
-from zufluss.wire.predicates import count_tests, predicate_from_proto
+from zufluss.wire.predicates import predicate_from_proto, predicate_size
 from zufluss.wire.tables import partition_id_of
 
 EARLIEST_OFFSET = -2
@@ -53,6 +53,10 @@ PRUNE_WORK_MAX = 20_000
 """Work on statistics that one fetch does at most, in tests of a filter."""
 BATCH_WORK = 10
 """Work of reading the statistics of a batch, in tests of a filter."""
+TEST_WORK = 20
+"""Work of reading one test of a filter, in tests of a filter."""
+LITERAL_WORK = 3
+"""Work of reading one literal of a filter, in tests of a filter."""
 SHORT_BYTES = 64 * 1024
 """Longest answer while the memory of unread answers is short; a larger batch has to wait."""
 TURN_BYTES = 4 * 1024 * 1024
@@ -137,6 +141,8 @@ class FetchReader:
         """Bytes of the log that were read, whatever the filter left of them."""
         self.prune_work = 0
         """Work that was done on statistics."""
+        self.filter_work = 0
+        """Work that was done to read the filters of the request, in tests of a filter."""
         self.buckets_passed = 0
         """Buckets that were read, with those of the request when it was taken apart."""
         self.answer_now = False
@@ -179,7 +185,7 @@ class FetchReader:
         A generator that pauses when it has done enough for one turn of the event loop.
         """
         self.bytes_read = self.bytes_found = self.bytes_passed = self.prune_work = 0
-        self.buckets_passed = 0
+        self.buckets_passed = self.filter_work = 0
         self.answer_now = False
         self._turn_end = TURN_BYTES
         if self._request is not None:
@@ -199,7 +205,8 @@ class FetchReader:
     @property
     def cost(self) -> int:
         """What this read has cost so far, in bytes."""
-        return self.bytes_passed + WORK_BYTES * self.prune_work + BUCKET_BYTES * self.buckets_passed
+        work = WORK_BYTES * (self.prune_work + self.filter_work)
+        return self.bytes_passed + work + BUCKET_BYTES * self.buckets_passed
 
     @property
     def bucket_count(self) -> int:
@@ -225,6 +232,9 @@ class FetchReader:
             entries[number].append(entry)
         tables = []
         for table, its_entries in zip(request.tables_req, entries, strict=True):
+            if table.HasField("filter_predicate"):
+                size = predicate_size(table.filter_predicate)
+                self.filter_work += TEST_WORK * size.tests + LITERAL_WORK * size.literals
             tables.append(_table_fetch(self._buckets, table, its_entries))
             self.buckets_passed += 1
             if self.cost >= self._turn_end:
@@ -453,15 +463,22 @@ def check_counts(request: m.FetchLogRequest) -> None:
             f"a fetch of {count} tables and buckets; at most {BUCKETS_MAX} are allowed, "
             "send several"
         )
-    tests = sum(
-        count_tests(t.filter_predicate)
+    sizes = [
+        predicate_size(t.filter_predicate)
         for t in request.tables_req
         if t.HasField("filter_predicate")
-    )
+    ]
+    tests = sum(size.tests for size in sizes)
+    literals = sum(size.literals for size in sizes)
     if tests > TESTS_MAX:
         raise InvalidPredicateError(
             f"the filters of a fetch have {tests} tests together; at most {TESTS_MAX} are allowed, "
             "fetch fewer tables at a time"
+        )
+    if literals > LITERALS_MAX:
+        raise InvalidPredicateError(
+            f"the filters of a fetch have {literals} literals together; at most {LITERALS_MAX} are "
+            "allowed, fetch fewer tables at a time"
         )
 
 
@@ -475,7 +492,7 @@ def _table_fetch(
         predicate = _predicate(buckets, request)
         if predicate is not None:
             may_match = matcher(predicate)
-            work += count_tests(request.filter_predicate)
+            work += predicate_size(request.filter_predicate).tests
     except ZuflussError as e:
         refusal = e
     return TableFetch(request.table_id, columns, may_match, work, tuple(entries), refusal)

@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from zufluss.model.predicate import (
     DEPTH_MAX,
@@ -127,12 +127,21 @@ def _check_depth(depth: int) -> None:
 
 def predicate_from_proto(message: m.PbPredicate, schema: Schema) -> Predicate:
     """The predicate of a message, checked against the schema it was written for."""
-    count_tests(message)
+    predicate_size(message)
     return _from_proto(message, schema, 0)
 
 
-def count_tests(message: m.PbPredicate) -> int:
-    """The number of tests in a predicate; refuses one with too many of them, or of literals.
+class PredicateSize(NamedTuple):
+    """How much there is in a predicate."""
+
+    tests: int
+    """Leaves and compounds."""
+    literals: int
+    """Literals of all leaves."""
+
+
+def predicate_size(message: m.PbPredicate) -> PredicateSize:
+    """The size of a predicate; refuses one with too many tests or literals.
 
     Looks at no more of the message than is allowed.
     """
@@ -152,7 +161,7 @@ def count_tests(message: m.PbPredicate) -> int:
                 "compare with a range instead"
             )
         rest += part.compound.children
-    return tests
+    return PredicateSize(tests, literals)
 
 
 def _from_proto(message: m.PbPredicate, schema: Schema, depth: int) -> Predicate:
