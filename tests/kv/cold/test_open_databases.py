@@ -153,3 +153,19 @@ def test_a_database_is_read_on_a_full_disk_and_changed_when_there_is_space(
     assert tier.get([b"key"]) == [b"1"]
     tier.close()
     assert open_files(tmp_path) == 0
+
+
+def test_a_database_whose_closing_failed_harms_no_other_and_serves_again(
+    tmp_path: Path, databases: OpenDatabases
+) -> None:
+    """RocksDB reports an error when it closes without descriptors, and is closed all the same."""
+    tiers = [filled(tmp_path, i, databases) for i in range(5)]
+    assert tiers[0].get([b"key"]) == [b"0"]
+    assert tiers[0]._opened is not None
+    tiers[0]._opened.close()  # so that closing it once more raises
+    for i, tier in enumerate(tiers[1:], 1):
+        assert tier.get([b"key"]) == [b"%d" % i]
+    assert tiers[0].get([b"key"]) == [b"0"]
+    for tier in tiers:
+        tier.close()
+    assert databases.descriptors == open_files(tmp_path) == 0

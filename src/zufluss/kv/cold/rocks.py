@@ -29,6 +29,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -52,6 +53,8 @@ from zufluss.errors import (
 from zufluss.kv.cold.open_databases import OPEN, OpenDatabases, descriptors_max
 
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 BLOCK_CACHE_BYTES = 64 << 20
 """Size of the cache of unpacked blocks, which all databases of the process share."""
@@ -265,10 +268,18 @@ class ColdTier:
             self._read_only = True
 
     def _close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
-            self._read_only = False
+        """Close the database, whatever RocksDB says: nothing in it waits to be written.
+
+        Without descriptors RocksDB reports an error and is closed nevertheless. That error must
+        end neither the request, maybe of another bucket, nor the use of this database.
+        """
+        database, self._opened, self._read_only = self._opened, None, False
+        if database is None:
+            return
+        try:
+            database.close()
+        except Exception as e:
+            log.warning("database_not_closed_cleanly", directory=str(self.directory), error=str(e))
 
 
 def _keys(database: Rdict, low: bytes, high: bytes | None) -> Iterator[bytes]:
