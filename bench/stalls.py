@@ -26,7 +26,10 @@ from zufluss.wire.frame import pack_request
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 
 BUCKETS = 500
-UNLOADED_SECONDS = 1.0
+UNLOADED_PINGS = 500
+"""Pings before the first request: their worst latency is the other side of the ratio."""
+PAUSE_SECONDS = 0.001
+"""Between two pings, so that the pings themselves are no load."""
 PING = m.ApiVersionsRequest(client_software_name="bench", client_software_version="1")
 
 
@@ -60,9 +63,23 @@ class Pings(threading.Thread):
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
         self._client = Client(port)
-        self.worst_seconds = 0.0
+        self._worst_seconds = 0.0
         self._ends = False
+        self._count = 0
+        self._ended = threading.Condition()
+        """Guards the fields above; notified after each ping."""
         self.start()
+
+    def worst(self, pings: int = 2) -> float:
+        """Wait for some more pings; return the longest time of a ping since the last call.
+
+        The first of two pings may have been under way, and been held up, when this was called.
+        """
+        with self._ended:
+            end = self._count + pings
+            self._ended.wait_for(lambda: self._count >= end)
+            worst, self._worst_seconds = self._worst_seconds, 0.0
+            return worst
 
     def stop(self) -> None:
         """Ask no more."""
@@ -75,8 +92,12 @@ class Pings(threading.Thread):
         while not self._ends:
             began = time.perf_counter()
             self._client.ask(ApiKey.API_VERSIONS, body)
-            self.worst_seconds = max(self.worst_seconds, time.perf_counter() - began)
-            time.sleep(0.001)
+            seconds = time.perf_counter() - began
+            with self._ended:
+                self._worst_seconds = max(self._worst_seconds, seconds)
+                self._count += 1
+                self._ended.notify_all()
+            time.sleep(PAUSE_SECONDS)
 
 
 def requests(log_id: int, keyed_id: int) -> Iterator[tuple[ApiKey, int, Message]]:
@@ -120,15 +141,14 @@ def main() -> None:
             admin.create_table("rows", "id INT NOT NULL", primary_key=["id"], bucket_count=1)
             ids = [admin.table_info(name).table_id for name in ("events", "rows")]
         pings, client = Pings(server.port), Client(server.port)
-        time.sleep(UNLOADED_SECONDS)
-        unloaded = pings.worst_seconds
+        unloaded = pings.worst(UNLOADED_PINGS)
         print(f"{'request':34} {'kB':>8} {'answer kB':>10} {'worst ms':>9} {'ratio':>7}")
         print(f"{'(none)':34} {'':8} {'':10} {unloaded * 1000:9.1f} {1.0:7.1f}")
         for key, version, message in requests(*ids):
             body = message.SerializeToString()
-            pings.worst_seconds = 0.0
+            pings.worst()
             answer = client.ask(key, body, version)
-            worst = pings.worst_seconds
+            worst = pings.worst()
             print(
                 f"{key.name:34} {len(body) / 1000:8.1f} {answer / 1000:10.1f} "
                 f"{worst * 1000:9.1f} {worst / unloaded:7.1f}"

@@ -33,7 +33,7 @@ PARTS: Final = 8 if FULL else 1
 """Tests that the runs of a scene are divided into."""
 
 Scene = Callable[[Path, Injector, Point | None], Awaitable[None]]
-"""A life of a server; calls are counted and fail in a part of it."""
+"""Starts a server, writes to it and checks it. The injector counts, or fails, some of its calls."""
 
 
 @pytest.fixture(autouse=True)

@@ -260,7 +260,7 @@ async def test_an_order_for_a_bucket_that_is_being_opened_again_opens_it_once(
 async def test_an_order_asks_for_the_remote_part_of_a_bucket_that_failed_meanwhile(
     tmp_path: Path,
 ) -> None:
-    """Without it the bucket would be opened as if remote storage had nothing of it."""
+    """Otherwise the server would open the bucket as if it had no remote segments."""
     gateway = SlowGateway()
     gateway.answers.set()
     tablet = await Tablet(tmp_path, gateway=gateway).start()

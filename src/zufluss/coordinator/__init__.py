@@ -1,1 +1,1 @@
-"""The coordinator role: keeps the catalog, and tells tablet servers about changes of it."""
+"""The coordinator role: it keeps the catalog and announces its changes to tablet servers."""

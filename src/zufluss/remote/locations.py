@@ -99,7 +99,7 @@ class Location:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody reads or writes the location any more."""
+        """Whether servers have stopped to read and write the location: it is retired or lost."""
         return self.state in (AdminState.RETIRED, AdminState.LOST)
 
     def __str__(self) -> str:

@@ -57,7 +57,7 @@ class HeldBytes(NamedTuple):
     held: int = 0
     """Bytes of files that no retained snapshot has."""
     freed: int = 0
-    """Bytes of those files that nobody else keeps."""
+    """Bytes of the held files that no other lease keeps: dropping the leases frees them."""
     uncounted: int = 0
     """Snapshots whose files are not counted."""
 

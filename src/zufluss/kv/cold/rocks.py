@@ -143,7 +143,7 @@ class ColdTier:
         self._users = 0
         """Calls that are using the open database."""
         self._lock = threading.Condition(threading.Lock())
-        """Guards all of it; notified when nobody uses the database any more."""
+        """Guards the fields above; notified when the last call that uses the database has ended."""
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """Return the values of keys, in one call without the GIL; sorted keys are fastest."""
