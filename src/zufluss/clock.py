@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 Clock = Callable[[], float]
 """Seconds that never jump: `time.monotonic`, `uptime_seconds`, or a test's own."""
@@ -30,8 +29,3 @@ def uptime_seconds() -> float:
     """
     boot_time = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
-
-
-def utc_now() -> datetime:
-    """Returns the wall time as a date and time in UTC."""
-    return datetime.now(UTC)

@@ -15,6 +15,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from tests.remote.iam import Iam
+from zufluss.clock import wall_ms
 from zufluss.config.load import Configuration
 from zufluss.remote.objects import ObjectForbiddenError, Objects, RemoteStorageError
 from zufluss.remote.sts import AwsKeys, SecurityTokenError, call, session_of, signed_headers
@@ -102,13 +103,15 @@ async def test_a_token_service_that_refuses_is_an_error_with_its_reason(
 ) -> None:
     keys = AwsKeys("AKIANOBODY", "x")
     with pytest.raises(SecurityTokenError, match="refused GetSessionToken: 403"):
-        await call(s3.endpoint, "us-east-1", keys, {"Action": "GetSessionToken"}, 5000)
+        await call(s3.endpoint, "us-east-1", keys, {"Action": "GetSessionToken"}, 5000, wall_ms())
 
 
 async def test_a_token_service_that_is_not_there_is_an_error_that_names_the_keys() -> None:
     keys = AwsKeys("a", "b")
     with pytest.raises(SecurityTokenError, match=r"s3\.assumed\.role\.sts\.endpoint"):
-        await call("http://127.0.0.1:1", "us-east-1", keys, {"Action": "GetSessionToken"}, 5000)
+        await call(
+            "http://127.0.0.1:1", "us-east-1", keys, {"Action": "GetSessionToken"}, 5000, wall_ms()
+        )
 
 
 def test_an_answer_without_credentials_is_no_session() -> None:
@@ -197,9 +200,9 @@ async def test_a_request_with_a_role_carries_the_policy(
 ) -> None:
     seen: list[dict[str, str]] = []
 
-    async def spy(endpoint: str, region: str, keys: AwsKeys, form: dict[str, str], ms: int) -> Any:
+    async def spy(endpoint: str, region: str, keys: AwsKeys, form: dict[str, str], *ms: int) -> Any:
         seen.append(form)
-        return await call(endpoint, region, keys, form, ms)
+        return await call(endpoint, region, keys, form, *ms)
 
     monkeypatch.setattr("zufluss.remote.sts.call", spy)
     made = tokens(server_keys, **{"s3.assumed.role.arn": "arn:aws:iam::123456789012:role/r"})
@@ -214,9 +217,9 @@ async def test_prefixes_that_no_policy_holds_together_get_several_sessions(
     """Otherwise nobody reads a table with five locations in one bucket."""
     policies: list[str] = []
 
-    async def spy(endpoint: str, region: str, keys: AwsKeys, form: dict[str, str], ms: int) -> Any:
+    async def spy(endpoint: str, region: str, keys: AwsKeys, form: dict[str, str], *ms: int) -> Any:
         policies.append(form["Policy"])
-        return await call(endpoint, region, keys, form, ms)
+        return await call(endpoint, region, keys, form, *ms)
 
     monkeypatch.setattr("zufluss.remote.sts.call", spy)
     made = tokens(server_keys, **{"s3.assumed.role.arn": "arn:aws:iam::123456789012:role/r"})

@@ -85,8 +85,11 @@ class Progress:
 class LocalDirectory:
     """The objects below one directory."""
 
-    def __init__(self, uri: LocationUri, timeout_ms: int) -> None:
+    def __init__(
+        self, uri: LocationUri, timeout_ms: int, clock_ms: Callable[[], int] = wall_ms
+    ) -> None:
         self.uri = uri
+        self._clock_ms = clock_ms
         self.root = Path(uri.path)
         self._timeout_ms = timeout_ms
         self._threads = Threads(THREADS)
@@ -310,7 +313,7 @@ class LocalDirectory:
             self._is_there()
         directory.mkdir(exist_ok=True)
         if not self._tidied:
-            remove_older(directory, wall_ms() / 1000 - TEMPORARY_LIFE_SECONDS)
+            remove_older(directory, self._clock_ms() / 1000 - TEMPORARY_LIFE_SECONDS)
             self._tidied = True
         return directory / str(uuid.uuid4())
 

@@ -19,12 +19,11 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from html import unescape
 from typing import Final
 from urllib.parse import urlencode, urlsplit
 
-from zufluss.clock import utc_now
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.remote.threads import Threads
 
@@ -60,24 +59,36 @@ class StsSession:
 
 
 async def call(
-    endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], timeout_ms: int
+    endpoint: str,
+    region: str,
+    keys: AwsKeys,
+    form: Mapping[str, str],
+    timeout_ms: int,
+    now_ms: int,
 ) -> StsSession:
     """Request credentials from a token service; `form` is an action with its parameters."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(
-        _threads, _call, endpoint, region, keys, form, timeout_ms / 1000
+        _threads, _call, endpoint, region, keys, form, timeout_ms / 1000, now_ms
     )
 
 
 def _call(
-    endpoint: str, region: str, keys: AwsKeys, form: Mapping[str, str], seconds: float
+    endpoint: str,
+    region: str,
+    keys: AwsKeys,
+    form: Mapping[str, str],
+    seconds: float,
+    now_ms: int,
 ) -> StsSession:
     import http.client
     import urllib.error
     import urllib.request
 
     body = urlencode({**form, "Version": VERSION}).encode()
-    headers = signed_headers(endpoint, region, keys, body, utc_now())
+    headers = signed_headers(
+        endpoint, region, keys, body, datetime.fromtimestamp(now_ms / 1000, UTC)
+    )
     request = urllib.request.Request(endpoint, body, dict(headers), method="POST")
     action = form["Action"]
     try:

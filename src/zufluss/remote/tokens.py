@@ -171,7 +171,8 @@ class Tokens:
             }
         region = properties.get("s3.region", REGION)
         timeout_ms = self._conf.get(o.ZUFLUSS_REMOTE_REQUEST_TIMEOUT)
-        return await sts.call(_endpoint(properties, region), region, keys, form, timeout_ms)
+        endpoint = _endpoint(properties, region)
+        return await sts.call(endpoint, region, keys, form, timeout_ms, self._clock_ms())
 
 
 def _endpoint(properties: Mapping[str, str], region: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from zufluss.client.keyed.scratch import LEFT_OVER_SECONDS, Scratch, remove_left_over
+from zufluss.clock import wall_ms
 
 PREFIX = "zufluss-test-"
 
@@ -61,7 +62,7 @@ def test_a_garbage_collected_directory_is_removed(place: Path) -> None:
 
 def test_the_directory_of_a_killed_process_is_removed_by_the_next_process(place: Path) -> None:
     left = killed(place)
-    remove_left_over(PREFIX)
+    remove_left_over(PREFIX, wall_ms())
     assert left.is_dir(), "it may just be made"
     make_old(left)
     scratch = Scratch(PREFIX)
@@ -75,6 +76,6 @@ def test_a_directory_in_use_stays_however_old_it_is(place: Path) -> None:
     other = place / "zufluss-other-1"
     other.mkdir()
     make_old(other)
-    remove_left_over(PREFIX)
+    remove_left_over(PREFIX, wall_ms())
     assert sorted(place.iterdir()) == sorted([scratch.path, other])
     scratch.close()

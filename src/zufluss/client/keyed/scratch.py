@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +31,8 @@ REMOVE_TRIES: Final = 10
 class Scratch:
     """A new directory below the system's one for temporary files; all calls block briefly."""
 
-    def __init__(self, prefix: str) -> None:
-        remove_left_over(prefix)
+    def __init__(self, prefix: str, clock_ms: Callable[[], int] = wall_ms) -> None:
+        remove_left_over(prefix, clock_ms())
         self._directory = tempfile.TemporaryDirectory(prefix=prefix)
         self.path = Path(self._directory.name)
         """The directory."""
@@ -56,9 +57,9 @@ class Scratch:
         return f"Scratch({self.path})"
 
 
-def remove_left_over(prefix: str) -> None:
+def remove_left_over(prefix: str, now_ms: int) -> None:
     """Remove directories of processes that have ended."""
-    oldest = wall_ms() / 1000 - LEFT_OVER_SECONDS
+    oldest = now_ms / 1000 - LEFT_OVER_SECONDS
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # another user's, in use, or just removed
             if path.stat().st_mtime < oldest:
