@@ -29,7 +29,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -53,8 +52,6 @@ from zufluss.errors import (
 from zufluss.kv.cold.open_databases import OPEN, OpenDatabases, descriptors_max
 
 T = TypeVar("T")
-
-log = structlog.get_logger(__name__)
 
 BLOCK_CACHE_BYTES = 64 << 20
 """Size of the cache of unpacked blocks, which all databases of the process share."""
@@ -279,6 +276,9 @@ class ColdTier:
         try:
             database.close()
         except Exception as e:
+            import structlog  # not above: the flush process imports this module, and stays small
+
+            log = structlog.get_logger(__name__)
             log.warning("database_not_closed_cleanly", directory=str(self.directory), error=str(e))
 
 
