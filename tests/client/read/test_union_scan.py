@@ -92,6 +92,8 @@ def test_a_log_table_has_every_row_once_before_between_and_after_rounds(conn, ro
             append(table, id=[*range(20 * step + 10, 20 * step + 20)], name=["y"] * 10)
             assert read(table) == read(table, source="log")
             assert ids(table, source="lake") == list(range(20 * step + 10))
+            assert table.count(source="lake") == 20 * step + 10
+            assert table.count(source="union") == table.count() == 20 * step + 20
 
 
 def test_a_table_of_which_nothing_was_tiered_is_read_from_its_log(conn):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
 from zufluss.client.core.catalog import list_partitions
@@ -33,6 +33,11 @@ from zufluss.wire.api import ApiKey
 Position = Literal["earliest", "unbroken", "latest"] | int | dt.datetime
 """A place in a log that the server translates into offsets."""
 
+LeaderAnswer = tuple[dict[TableBucket, int], ZuflussError | None]
+"""The number of each answered bucket, and a passing error if some are unanswered."""
+LeaderCall = Callable[[ServerNode, list[TableBucket]], Awaitable[LeaderAnswer]]
+"""Asks one server for a number of each of some buckets."""
+
 LISTINGS_MAX: Final = 5
 """Listings of the partitions of a table while partitions are created and dropped."""
 
@@ -53,12 +58,26 @@ async def list_offsets(
     connection: ClusterConnection, info: TableInfo, places: Iterable[BucketPlace], at: Position
 ) -> dict[TableBucket, int]:
     """The offset of each bucket at a position; passing errors are retried."""
+
+    async def ask(server: ServerNode, buckets: list[TableBucket]) -> LeaderAnswer:
+        return await _ask(connection, server, buckets, at)
+
+    return await ask_leaders(connection, info, places, ask)
+
+
+async def ask_leaders(
+    connection: ClusterConnection, info: TableInfo, places: Iterable[BucketPlace], ask: LeaderCall
+) -> dict[TableBucket, int]:
+    """A number of each bucket, asked of the bucket's leader; passing errors are retried.
+
+    A call of `ask` has buckets of one partition.
+    """
     open_places = {place.bucket: place for place in places}
-    offsets: dict[TableBucket, int] = {}
+    numbers: dict[TableBucket, int] = {}
     backoff = Backoff(connection.options.request_timeout_ms)
     while open_places:
-        answers, failure = await _ask_leaders(connection, open_places, at)
-        offsets |= answers
+        answers, failure = await _ask_once(connection, open_places, ask)
+        numbers |= answers
         for bucket in answers:
             del open_places[bucket]
         if open_places:
@@ -66,7 +85,7 @@ async def list_offsets(
             await backoff.pause(failure)
             names = {place.partition for place in open_places.values()}
             await _find_leaders(connection, info, filter(None, names), backoff)
-    return offsets
+    return numbers
 
 
 async def list_all_offsets(
@@ -119,10 +138,10 @@ async def _find_leaders(
         await backoff.pause(failure)
 
 
-async def _ask_leaders(
-    connection: ClusterConnection, places: dict[TableBucket, BucketPlace], at: Position
-) -> tuple[dict[TableBucket, int], ZuflussError | None]:
-    """Ask every leader once; returns the offsets and the last passing error."""
+async def _ask_once(
+    connection: ClusterConnection, places: dict[TableBucket, BucketPlace], ask: LeaderCall
+) -> LeaderAnswer:
+    """Ask every leader once; returns the numbers and the last passing error."""
     groups: dict[tuple[ServerNode, int | None], list[TableBucket]] = {}
     failure: ZuflussError | None = None
     for bucket in places:
@@ -132,18 +151,18 @@ async def _ask_leaders(
         else:
             groups.setdefault((leader, bucket.partition_id), []).append(bucket)
     results = await asyncio.gather(
-        *(_ask(connection, server, buckets, at) for (server, _), buckets in groups.items())
+        *(ask(server, buckets) for (server, _), buckets in groups.items())
     )
-    offsets: dict[TableBucket, int] = {}
+    numbers: dict[TableBucket, int] = {}
     for answers, problem in results:
-        offsets |= answers
+        numbers |= answers
         failure = problem or failure
-    return offsets, failure
+    return numbers, failure
 
 
 async def _ask(
     connection: ClusterConnection, server: ServerNode, buckets: list[TableBucket], at: Position
-) -> tuple[dict[TableBucket, int], ZuflussError | None]:
+) -> LeaderAnswer:
     request = _request(buckets, at)
     by_id = {bucket.bucket_id: bucket for bucket in buckets}
     offsets: dict[TableBucket, int] = {}

@@ -51,6 +51,7 @@ class Table(Facade[AsyncTable]):
     scan = plans(AsyncTable.scan, scan_facade)
     changelog = plans(AsyncTable.changelog, LogScan)
     head = waits(AsyncTable.head)
+    count = waits(AsyncTable.count)
 
     @overload
     def lookup(self, keys: SingleKey) -> Row | None: ...
