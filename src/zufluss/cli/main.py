@@ -29,6 +29,7 @@ from zufluss.cli import (
     location_files,
     partition,
     producer,
+    sample,
     scan,
     servers,
     snapshot,
@@ -76,6 +77,7 @@ app.command(rich_help_panel=_DATA)(keyed.delete)
 app.command(rich_help_panel=_DATA)(keyed.lookup)
 app.command(rich_help_panel=_DATA)(keyed.changelog)
 app.command(rich_help_panel=_DATA)(data.offsets)
+app.command(rich_help_panel=_DATA)(sample.sample)
 
 
 def _print_version(requested: bool) -> None:
