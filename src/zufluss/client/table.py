@@ -90,8 +90,9 @@ class AsyncTable:
     def append(self) -> AsyncAppendWriter:
         """Open a writer that appends rows to a log table.
 
-        Rows may be Arrow, pandas, polars, a dict of columns, a dict that is one row, or a list of
-        such rows. Leaving the block waits until all rows are acknowledged.
+        Rows may be Arrow, pandas, polars, a dict of columns, one row (a dict, a dataclass or a
+        named tuple), or a list or generator of rows. Leaving the block waits until all rows are
+        acknowledged.
 
         >>> async with table.append() as writer:  # doctest: +SKIP
         ...     await writer.write({"id": [1, 2], "name": ["a", "b"]})

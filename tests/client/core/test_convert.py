@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -12,8 +13,16 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from zufluss.client.core.convert import ColumnMismatchError, is_row, to_batches
+from zufluss.client.core.convert import (
+    ColumnMismatchError,
+    is_stream,
+    rows_to_batch,
+    single_row,
+    to_batches,
+)
 from zufluss.model.schema import Schema
 
 SCHEMA = Schema.of(
@@ -97,11 +106,84 @@ def test_nested_values_are_taken_from_rows_columns_and_frames() -> None:
 
 
 def test_a_dict_is_a_row_when_its_lists_belong_to_list_columns() -> None:
-    assert is_row({"id": 1, "tags": ["x"]}, SCHEMA)
-    assert is_row({"tags": ["x"], "counts": [("k", 1)]}, SCHEMA)
-    assert not is_row({"tags": [["x"]]}, SCHEMA)
-    assert not is_row({"id": [1], "tags": [["x"]], "place": [{"x": 1, "y": 2}]}, SCHEMA)
-    assert not is_row(TABLE, SCHEMA)
+    row: dict[str, Any] = {"id": 1, "tags": ["x"]}
+    assert single_row(row, SCHEMA) is row
+    assert single_row({"tags": ["x"], "counts": [("k", 1)]}, SCHEMA) is not None
+    columns: list[dict[str, Any]] = [
+        {"tags": [["x"]]},
+        {"id": [1], "tags": [["x"]], "place": [{"x": 1, "y": 2}]},
+    ]
+    assert [single_row(data, SCHEMA) for data in [*columns, TABLE]] == [None, None, None]
+
+
+@dataclass(slots=True)
+class Place:
+    x: int
+    y: int
+
+
+@dataclass
+class Visit:
+    id: int
+    place: Place | None = None
+    tags: list[str] | None = None
+
+
+class Name(NamedTuple):
+    id: int
+    name: str
+
+
+def test_dataclasses_and_named_tuples_are_rows() -> None:
+    visit = Visit(1, Place(2, 3), ["x"])
+    expected = [{"id": 1, "place": {"x": 2, "y": 3}, "tags": ["x"]}, {"id": 2, "name": "b"}]
+    assert rows([visit, Name(2, "b")]) == expected
+    assert single_row(visit, SCHEMA) == expected[0]
+    assert single_row(Name(2, "b"), SCHEMA) == expected[1]
+    assert single_row(Visit, SCHEMA) is None
+    with pytest.raises(TypeError, match="one row"):
+        rows([(1, "a")])
+
+
+def test_only_iterables_without_a_table_in_them_are_streams() -> None:
+    frames = [TABLE, TABLE.to_reader(), pd.DataFrame({"id": [1]}), pl.DataFrame({"id": [1]})]
+    others: list[Any] = [OnlyStream(), OnlyArray(), TWO, TWO[0], "text", b"bytes", 7, np.arange(3)]
+    assert [is_stream(data) for data in [*frames, *others]] == [False] * 12
+    assert all(map(is_stream, [iter(TWO), (row for row in TWO), map(dict, TWO), {}.values()]))
+
+
+def test_the_error_of_a_row_names_the_row_and_the_column() -> None:
+    three = [{"id": 1, "n": 1}, {"id": 2, "n": "x"}, {"id": None}]
+    with pytest.raises(ColumnMismatchError, match=r"row 1: column 'n'.*in the row {'id': 2, 'n"):
+        rows(three)
+    with pytest.raises(ColumnMismatchError, match=r"row 1: .*NOT NULL, in the row {'id': None}"):
+        rows([three[0], three[2]])
+    with pytest.raises(ColumnMismatchError, match=r"row 1: the table has no column 'm'"):
+        rows([three[0], {"id": 1, "m": 2}])
+
+
+@given(st.data())
+def test_rows_converted_together_are_those_converted_column_by_column(data: st.DataObject) -> None:
+    values = {
+        "id": st.integers(-(2**63), 2**63 - 1),
+        "n": st.none() | st.integers(-(2**31), 2**31 - 1),
+        "name": st.none() | st.text(max_size=5),
+        "at": st.none() | st.integers(0, 10**9).map(lambda s: NIGHT + dt.timedelta(seconds=s)),
+        "price": st.none() | st.decimals(-99, 99, places=2),
+        "tags": st.none() | st.lists(st.none() | st.text(max_size=3), max_size=3),
+        "counts": st.none() | st.just([("k", 1), ("l", None)]),
+        "place": st.none() | st.fixed_dictionaries({}, optional={"x": st.integers(0, 9)}),
+        "raw": st.none() | st.binary(max_size=4),
+        "d": st.none() | st.floats(),
+    }
+    required = {"id": values.pop("id")}
+    schema = pa.schema([*SCHEMA, ("d", pa.float64())])
+    made = data.draw(st.lists(st.fixed_dictionaries(required, optional=values), max_size=5))
+    columns = [
+        pa.array([row.get(f.name) for row in made], f.type, from_pandas=True) for f in schema
+    ]
+    expected = pa.RecordBatch.from_arrays(columns, schema=schema)
+    assert rows_to_batch(made, schema).equals(expected)
 
 
 def test_missing_columns_become_null_and_missing_values_of_pandas_too() -> None:

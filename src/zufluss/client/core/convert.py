@@ -2,20 +2,23 @@
 
 A writer takes Arrow tables, batches and readers, everything that speaks the Arrow C data interface
 (`__arrow_c_stream__`, `__arrow_c_array__`: DuckDB relations, PyIceberg scans, …), pandas and polars
-frames, a dict of columns, a dict that is one row, and a list of such rows. All of them become
-record batches here, with the columns in table order and of the table's types.
+frames, a dict of columns, one row, and a list of rows. A row is a dict, a dataclass or a named
+tuple. All of them become record batches here, with the columns in table order and of the table's
+types. A generator or another iterable of rows or batches (`is_stream`) is written item by item.
 
 Columns are matched by name. A column that the input lacks is filled with nulls if the table allows
 null. A column that the table lacks, a value that does not fit the column's type, and a null in a
 NOT NULL column are `ColumnMismatchError`s that name the column and both types. Casts are safe: a
 value is never changed silently (no overflow, no cut fraction, no invalid text, no number as text).
 
-Only Python rows are converted row by row.
+Python rows are converted together, by one call of Arrow. If that fails, they are converted again
+by column and by row, so that the error names both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -66,23 +69,69 @@ _SINGLE = frozenset(
 """Types whose values are never columns. Most rows have only these, so no schema is needed."""
 
 
-def is_row(data: Any, schema: pa.Schema) -> bool:
-    """Whether `data` is one row: a mapping whose values are not columns."""
-    if not isinstance(data, Mapping):
+def single_row(data: Any, schema: pa.Schema) -> Mapping[str, Any] | None:
+    """The row that `data` is, as a mapping: a dict without columns, a dataclass, a named tuple.
+
+    None if `data` is anything else.
+    """
+    if type(data) is dict and _SINGLE.issuperset(map(type, data.values())):
+        return data
+    if isinstance(data, Mapping):
+        return None if _holds_columns(data, schema) else data
+    return _object_row(data)
+
+
+def is_stream(data: Any) -> bool:
+    """Whether `data` is an iterable of rows or batches that can be read once, item by item."""
+    if isinstance(data, str | bytes | Sequence | Mapping | pa.Table | pa.RecordBatch):
         return False
-    return _SINGLE.issuperset(map(type, data.values())) or not _holds_columns(data, schema)
+    if isinstance(data, pa.RecordBatchReader) or hasattr(data, "__arrow_c_stream__"):
+        return False
+    if hasattr(data, "__arrow_c_array__") or hasattr(data, "__array__"):
+        return False
+    return isinstance(data, Iterable)
+
+
+def _object_row(data: Any) -> Mapping[str, Any] | None:
+    if is_dataclass(data) and not isinstance(data, type):
+        return asdict(data)
+    if isinstance(data, tuple) and hasattr(data, "_asdict"):
+        row: Mapping[str, Any] = data._asdict()
+        return row
+    return None
 
 
 def rows_to_batch(
     rows: Rows, schema: pa.Schema, only: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Convert Python rows to one record batch; with `only`, just these columns."""
-    _refuse_unknown({name for row in rows for name in row}, schema)
+    """Convert Python rows to one record batch; with `only`, just these columns.
+
+    The error for rows that do not fit names the first of them.
+    """
     target = schema if only is None else chosen(schema, only)
-    columns = [
-        _column(field, [row.get(field.name) for row in rows], field.type) for field in target
-    ]
-    return conform(pa.RecordBatch.from_arrays(columns, schema=target), target)
+    try:
+        _refuse_unknown(set().union(*rows), schema)
+        return conform(_rows_batch(rows, target), target)
+    except ColumnMismatchError as e:
+        if len(rows) == 1:
+            raise ColumnMismatchError(f"{e.message}, in the row {dict(rows[0])!r:.200}") from e
+        for number, row in enumerate(rows):
+            try:
+                rows_to_batch([row], schema, only)
+            except ColumnMismatchError as problem:
+                raise ColumnMismatchError(f"row {number}: {problem.message}") from e
+        raise
+
+
+def _rows_batch(rows: Rows, target: pa.Schema) -> pa.RecordBatch:
+    try:
+        structs = pa.array(rows, type=pa.struct(list(target)), from_pandas=True)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, LookupError):
+        columns = [
+            _column(field, [row.get(field.name) for row in rows], field.type) for field in target
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=target)
+    return pa.RecordBatch.from_struct_array(structs)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -113,14 +162,21 @@ def _source_batches(
         yield from pa.RecordBatchReader.from_stream(data)
     elif hasattr(data, "__arrow_c_array__"):
         yield pa.record_batch(data)
-    elif isinstance(data, Sequence) and all(isinstance(row, Mapping) for row in data):
-        yield rows_to_batch(data, schema, only)
+    elif isinstance(data, Sequence) and (rows := _listed_rows(data)) is not None:
+        yield rows_to_batch(rows, schema, only)
     else:
         raise TypeError(
             f"cannot write a {type(data).__module__}.{type(data).__qualname__}; give an Arrow "
             "table, batch, reader or anything with __arrow_c_stream__, a pandas or polars "
-            "DataFrame, a dict of columns, a dict that is one row, or a list of such rows"
+            "DataFrame, a dict of columns, one row (a dict, a dataclass, a named tuple), or a list "
+            "or generator of rows"
         )
+
+
+def _listed_rows(data: Sequence[Any]) -> Rows | None:
+    """The rows of a list; None if an item is no row."""
+    rows = [row if isinstance(row, Mapping) else _object_row(row) for row in data]
+    return [row for row in rows if row is not None] if all(r is not None for r in rows) else None
 
 
 def _is_frame_of(data: Any, package: str) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from zufluss.client.core.cluster import ClusterConnection
-from zufluss.client.core.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
+from zufluss.client.core.convert import ColumnMismatchError, rows_to_batch, single_row, to_batches
 from zufluss.client.core.keys import (
     check_primary_key,
     prefix_columns,
@@ -199,7 +199,8 @@ class KeyForm:
     def single(self, keys: Any) -> Row | None:
         """The single key in `keys`, by column; None if `keys` are several keys."""
         if isinstance(keys, Mapping):
-            return self._by_column(keys) if is_row(keys, self._info.schema.arrow) else None
+            row = single_row(keys, self._info.schema.arrow)
+            return None if row is None else self._by_column(row)
         several = isinstance(keys, list) or bool(getattr(keys, "ndim", 0))
         if several or any(hasattr(keys, name) for name in _ARROW_INTERFACE):
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from zufluss.client.core.convert import is_row
+from zufluss.client.core.convert import is_stream, single_row
 from zufluss.client.producer.exactly_once import (
     AsyncExactlyOnceWriter,
     AsyncTaskUpsertWriter,
@@ -37,12 +37,16 @@ class _Writer(BlockFacade[W]):
 
     def _take_over(self, data: Any, *, delete: bool) -> None:
         """Convert in this thread, then hand the batches to the loop."""
-        if is_row(data, self._twin.info.schema.arrow):
-            if self._twin.add_row(data, delete=delete):
+        row = single_row(data, self._twin.info.schema.arrow)
+        if row is not None:
+            if self._twin.add_row(row, delete=delete):
                 self._thread.run(self._twin.take_rows())
-            return
-        for batch in self._twin.convert(data, delete=delete):
-            self._thread.run(self._twin.write_batches([batch], delete=delete))
+        elif is_stream(data):
+            for item in data:
+                self._take_over(item, delete=delete)
+        else:
+            for batch in self._twin.convert(data, delete=delete):
+                self._thread.run(self._twin.write_batches([batch], delete=delete))
 
     flush = waits(BatchWriter.flush)
     close = waits(BatchWriter.close)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -35,7 +35,13 @@ from zufluss.client.core.buckets import BucketAssigner, assigner_of, split_parti
 from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.core.catalog import list_partitions
 from zufluss.client.core.cluster import ClusterConnection
-from zufluss.client.core.convert import ColumnMismatchError, is_row, rows_to_batch, to_batches
+from zufluss.client.core.convert import (
+    ColumnMismatchError,
+    is_stream,
+    rows_to_batch,
+    single_row,
+    to_batches,
+)
 from zufluss.client.write.sender import BucketQueue, PendingBatch, SendableBatch, Sender, WriteCall
 from zufluss.errors import (
     ConfigError,
@@ -150,21 +156,36 @@ class BatchWriter:
     # -- what users call -----------------------------------------------------------------------
 
     async def write(self, data: Any) -> None:
-        """Write rows: Arrow, pandas, polars, a dict of columns, a dict row, a list of dict rows.
+        """Write rows: Arrow, pandas, polars, a dict of columns, one row, a list or generator of rows.
+
+        A row is a dict, a dataclass or a named tuple. A generator, or any other iterable, is read
+        item by item; its items are rows or anything else that `write` takes. Rows of one call are
+        sent in batches, and only a bounded number is in memory.
 
         Columns are matched by name and converted to the table's types; `ColumnMismatchError` says
-        which column does not fit. Returns when the writer has taken the rows; `flush` waits until
-        they are acknowledged.
+        which column of which row does not fit. Single rows and rows of a generator are converted
+        some thousand at a time, so a later call may raise the error of a row, or `flush`. The
+        other rows are written.
+
+        Returns when the writer has taken the rows; `flush` waits until they are acknowledged.
 
         >>> await writer.write(pandas_frame)  # doctest: +SKIP
         >>> await writer.write({"id": 1, "name": "one row"})  # doctest: +SKIP
+        >>> await writer.write({"id": n} for n in range(1_000_000))  # doctest: +SKIP
         """
         await self._take_over(data, delete=False)
 
     async def _take_over(self, data: Any, *, delete: bool) -> None:
-        if is_row(data, self.info.schema.arrow):
-            if self.add_row(data, delete=delete):
+        row = single_row(data, self.info.schema.arrow)
+        if row is not None:
+            if self.add_row(row, delete=delete):
                 await self.take_rows()
+        elif isinstance(data, AsyncIterable):
+            async for item in data:
+                await self._take_over(item, delete=delete)
+        elif is_stream(data):
+            for item in data:
+                await self._take_over(item, delete=delete)
         else:
             await self.write_batches(self.convert(data, delete=delete), delete=delete)
 
