@@ -156,7 +156,7 @@ class BatchWriter:
     # -- what users call -----------------------------------------------------------------------
 
     async def write(self, data: Any) -> None:
-        """Write rows: Arrow, pandas, polars, a dict of columns, one row, a list or generator of rows.
+        """Write rows: Arrow, pandas, polars, a dict of columns, one row, several rows, a generator.
 
         A row is a dict, a dataclass or a named tuple. A generator, or any other iterable, is read
         item by item; its items are rows or anything else that `write` takes. Rows of one call are
