@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zufluss.spark.read.table import table as table
@@ -30,8 +30,9 @@ _HOMES = {
     "table": "zufluss.spark.read.table",
 }
 
+if not TYPE_CHECKING:  # type checkers would take any name for one that exists
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'zufluss.spark' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'zufluss.spark' has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
