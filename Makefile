@@ -26,9 +26,9 @@ $(READY): pyproject.toml uv.lock
 	fi
 	@touch $@
 
-install: $(READY) ## set up .venv with everything
+install: kernels ## set up .venv with everything
 
-# Compiled once per version of the kernels' sources; a second or two when nothing changed.
+# Compiled once per version of the kernels' sources; an instant when nothing changed.
 .PHONY: kernels
 kernels: $(READY)
 	@$(BIN)/python -m zufluss.record.kernels

@@ -4,7 +4,8 @@ The test suite runs on the source tree, where every file is present. A wheel can
 dependency or an entry point without any of those tests failing. This script builds the wheel,
 installs it with its declared dependencies into a new environment, and runs the installed `zufluss`
 command from a directory that holds nothing else: it starts a server, writes and reads a log table
-and a primary-key table, and stops the server. Part of `make test-more`.
+and a primary-key table, and stops the server. Nothing of this may compile a kernel, or need a home
+directory. Part of `make test-more`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def main() -> int:
         python = install(build(folder), folder / "environment")
         work = folder / "work"
         work.mkdir()
+        check_kernels(python)
         try_first_minute(python.with_name("zufluss"), work)
+        check_nothing_was_compiled(folder)
     print("the wheel works in an empty folder")
     return 0
 
@@ -49,6 +52,23 @@ def install(wheel: Path, environment: Path) -> Path:
     run(uv(), "venv", "--quiet", "--python", sys.executable, str(environment))
     run(uv(), "pip", "install", "--quiet", "--python", str(python), str(wheel))
     return python
+
+
+def check_kernels(python: Path) -> None:
+    """Check that the kernels of the installed package come from its compiled library."""
+    code = (
+        "import sys, zufluss.server; from zufluss.record.kernels import library;"
+        "print(len(library.functions() or ()), 'numba' in sys.modules)"
+    )
+    count, numba = run(str(python), "-c", code, cwd=python.parent).split()
+    assert int(count) > 50, "the installed package has no compiled kernels"
+    assert numba == "False", "a server imports numba"
+
+
+def check_nothing_was_compiled(folder: Path) -> None:
+    """Check that numba left no compiled function anywhere below the folder."""
+    compiled = [*folder.rglob("*.nbi"), *folder.rglob("kernels-*")]
+    assert not compiled, f"kernels were compiled: {compiled}"
 
 
 def try_first_minute(zufluss: Path, work: Path) -> None:
@@ -80,7 +100,7 @@ def try_first_minute(zufluss: Path, work: Path) -> None:
 
 
 def ready_address(server: subprocess.Popen[str]) -> str:
-    """Return the address in the server's ready line; the first start compiles the kernels."""
+    """Return the address in the server's ready line."""
     assert server.stdout is not None
     printed = ""
     for line in server.stdout:
@@ -101,8 +121,9 @@ def uv() -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment variables without those that would lead to the source tree."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    """Return the environment variables without a way to the source tree or to a home directory."""
+    hidden = ("PYTHON", "VIRTUAL_ENV", "NUMBA", "HOME", "XDG_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:

@@ -8,8 +8,10 @@ the time itself, so that tests set the clock instead of waiting. Durations and d
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 Clock = Callable[[], float]
 """Seconds that never jump: `time.monotonic`, `uptime_seconds`, or a test's own."""
@@ -29,3 +31,19 @@ def uptime_seconds() -> float:
     """
     boot_time = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
+
+
+_loaded = time.monotonic()
+
+
+def process_seconds() -> float:
+    """Returns the seconds since this process started, the imports included.
+
+    Where the system does not say when that was, they count from the import of this module.
+    """
+    try:
+        after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.monotonic() - _loaded
+    return uptime_seconds() - started

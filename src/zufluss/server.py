@@ -16,7 +16,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -31,7 +30,7 @@ from typing import Any
 
 import structlog
 
-from zufluss.clock import wall_ms
+from zufluss.clock import process_seconds, wall_ms
 from zufluss.cluster.cluster_service import ClusterService
 from zufluss.cluster.examination import Examination, cluster_findings, net_findings
 from zufluss.cluster.image import ClusterNode
@@ -66,6 +65,7 @@ from zufluss.obs.server import (
     serve_metrics,
     tiering_samples,
 )
+from zufluss.record import kernels
 from zufluss.record.kernels.compiler_memory import release_compiler
 from zufluss.remote.placement import STATE_FILE
 from zufluss.remote.storage import RemoteStorage
@@ -136,7 +136,7 @@ def _run(conf: Configuration, serve: Serve) -> int:
     for parent in files.make_directories(data_dir):
         files.sync_directory(parent)
     with _owned(data_dir):
-        _warm_kernels()
+        kernels.warm()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_until_signal(conf, serve))
     return 0
@@ -202,14 +202,6 @@ def _allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (OSError, ValueError) as e:
             log.warning("open_files_limited", allowed=soft, wanted=wanted, reason=str(e))
-
-
-def _warm_kernels() -> None:
-    from zufluss.record import kernels
-
-    if kernels.is_cold():
-        log.info("compiling_kernels", note="once per install, takes some seconds")
-    kernels.warm()
 
 
 @contextmanager
@@ -296,12 +288,13 @@ def _node(node_id: int, server: NetServer) -> ClusterNode:
     return ClusterNode(node_id, tuple(listener.advertised for listener in server.listeners))
 
 
-def _ready(server: NetServer, role: str, began: float) -> None:
+def _ready(server: NetServer, role: str) -> None:
+    """Print the ready line, with the seconds since the process started."""
     where = server.listeners[0].bind
     rest = "".join(f", {listener.bind}" for listener in server.listeners[1:])
-    seconds = time.monotonic() - began
+    seconds = process_seconds()
     sys.stdout.write(
-        f"zufluss ready on {where.host}:{where.port}{rest} ({role}, {seconds:.1f} s)\n"
+        f"zufluss ready on {where.host}:{where.port}{rest} in {seconds:.1f} s ({role})\n"
     )
     sys.stdout.flush()
 
@@ -311,7 +304,6 @@ def _ready(server: NetServer, role: str, began: float) -> None:
 
 async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
     """Both roles in one process, on the same ports."""
-    began = time.monotonic()
     conf = _with_lake(conf)
     services = Services()
     net = await _bound(conf, services)
@@ -346,7 +338,7 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
         services.attach(Examination(conf, expiry, [tablet_findings(tablet), net_findings(net)]))
         net.on_drain = tablet.fetch.drain
         shown = [tablet_samples(tablet), *_coordinator_samples(coordinator)]
-        await _accept(net, conf, stop, "coordinator and tablet server", began, shown)
+        await _accept(net, conf, stop, "coordinator and tablet server", shown)
 
 
 def _expiry_clock(conf: Configuration, files: Files) -> AbstractAsyncContextManager[ExpiryClock]:
@@ -365,7 +357,6 @@ def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
 
 
 async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
-    began = time.monotonic()
     services = Services()
     net = await _bound(conf, services, server_type=1)
     tablets = ServerConnections()
@@ -399,7 +390,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
         parts = [cluster_findings(coordinator.image), net_findings(net)]
         services.attach(Examination(conf, expiry, parts))
         shown = _coordinator_samples(coordinator)
-        await _accept(net, conf, stop, "coordinator", began, shown)
+        await _accept(net, conf, stop, "coordinator", shown)
 
 
 async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
@@ -411,7 +402,6 @@ async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
 async def _serve_tablet_until(
     conf: Configuration, stop: asyncio.Event, files: Files, expiry: ExpiryClock
 ) -> None:
-    began = time.monotonic()
     host, port = _coordinator_address(conf)
     services = Services()
     net = await _bound(conf, services, server_type=2)
@@ -454,7 +444,7 @@ async def _serve_tablet_until(
             joining.result()
             joined.set()
             shown = [tablet_samples(tablet), location_samples(storage)]
-            await _accept(net, conf, stop, "tablet server", began, shown)
+            await _accept(net, conf, stop, "tablet server", shown)
     finally:
         await link.stop()
         await tablet.close()
@@ -499,7 +489,6 @@ async def _accept(
     conf: Configuration,
     stop: asyncio.Event,
     role: str,
-    began: float,
     shown: Sequence[ReadSamples],
 ) -> None:
     """Serve until `stop`, then drain; `shown` are the metrics of the role."""
@@ -508,7 +497,7 @@ async def _accept(
     async with _metrics(conf, [net_samples(net, role), disk, *shown]):
         release_compiler()
         settle_memory()
-        _ready(net, role, began)
+        _ready(net, role)
         await stop.wait()
         log.info("stopping", role=role)
         await net.stop(conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tests.waiting import WAIT_SECONDS
 from .conftest import COMMAND, Result, environment, started, stop_cleanly
 
 Zufluss = Callable[..., Result]
+LISTENERS = "-Dbind.listeners=FLUSS://localhost:"
 
 
 def rows_of(result: Result) -> list[dict[str, Any]]:
@@ -220,17 +223,45 @@ def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path, run: Zuflus
     assert "in use by another server" in result.err
 
 
-def test_a_port_that_is_taken_is_a_usage_error(tmp_path: Path, server_address: str) -> None:
-    port = server_address.rpartition(":")[2]
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("dev", "--port", "{port}", "--data-dir", "{data}"), "--port"),
+        (
+            ("server", "--role=coordinator", "-Ddata.dir={data}", LISTENERS + "{port}"),
+            "-D bind.listeners",
+        ),
+    ],
+)
+def test_a_taken_port_is_one_line_before_anything_else(
+    tmp_path: Path, server_address: str, command: tuple[str, ...], option: str
+) -> None:
+    port, data = server_address.rpartition(":")[2], tmp_path / "data"
     done = subprocess.run(
-        [*COMMAND, "dev", "--port", port, "--data-dir", str(tmp_path)],
+        [*COMMAND, *(part.format(port=port, data=data) for part in command)],
         capture_output=True,
         env=environment(),
         text=True,
     )
     assert done.returncode == 2
-    assert port in done.stderr
-    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f":{port} is taken by another process" in line
+    assert option in line
+    assert not data.exists()
+
+
+def test_the_ready_line_tells_the_seconds_since_the_start(tmp_path: Path) -> None:
+    began = time.monotonic()
+    command = [*COMMAND, "dev", "--port", "0", "--data-dir", str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, env=environment(), text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        waited = time.monotonic() - began
+        stop_cleanly(process)
+    told = re.fullmatch(r"zufluss ready on localhost:\d+ in (\d+\.\d) s \(.*\)\n", line)
+    assert told, line
+    assert 0 < float(told[1]) <= waited + 0.1
 
 
 def test_an_unusable_data_directory_is_a_usage_error(tmp_path: Path, run: Zufluss) -> None:

@@ -6,12 +6,12 @@ import errno
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
 from zufluss.cli.output import Output, print_rows
-from zufluss.cli.session import ConfigFile, OutputOption, Settings, configuration, usage
+from zufluss.cli.session import ConfigFile, OutputOption, Settings, configuration, say, usage
 from zufluss.lake_formats import LAKE_FORMATS
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ CONFIGURABLE_ERRORS = frozenset(
     | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR}
 )
 """Errors of a wrong address, port or directory, which are usage errors."""
+USAGE: Final = 2
+"""Exit code of a wrong option."""
 
 
 class Role(StrEnum):
@@ -72,7 +74,7 @@ def dev(
       zufluss dev -D zufluss.log.flush=os -D log.segment.file-size=256mb
     """
     conf = _dev_configuration(configuration(config_file, settings), data_dir, host, port, lake)
-    _log_to_stderr(conf)
+    _prepare(conf, "--port PORT (0 for any free one)")
     from zufluss.server import run_dev
 
     _run(lambda: run_dev(conf))
@@ -92,7 +94,7 @@ def server(
       zufluss server --role tablet --config server.yaml -D tablet-server.id=3
     """
     conf = configuration(config_file, settings)
-    _log_to_stderr(conf)
+    _prepare(conf, "-D bind.listeners=NAME://HOST:PORT")
     from zufluss.server import run_role
 
     _run(lambda: run_role(role.value, conf))
@@ -139,6 +141,28 @@ def _dev_configuration(
         overrides[BIND_LISTENERS.key] = f"{first.listener}://{address}:{number}"
     with usage():
         return conf.with_overrides(overrides, origin="command line")
+
+
+def _prepare(conf: Configuration, option: str) -> None:
+    """Do what comes before a server is imported: say that a port is taken, compile kernels.
+
+    Importing the server loads libraries for a second, and without a compiled library it would
+    compile kernels one after the other. `option` is what the user sets for another port.
+    """
+    from zufluss.config.options import BIND_LISTENERS
+    from zufluss.net.listeners import taken_endpoint
+    from zufluss.record import kernels
+
+    listeners = conf[BIND_LISTENERS]
+    taken = taken_endpoint(listeners)
+    if taken is not None:
+        say(
+            f"error: {taken.host}:{taken.port} is taken by another process; stop that process, or "
+            f"choose another port with {option}"
+        )
+        raise typer.Exit(USAGE)
+    _log_to_stderr(conf)
+    kernels.warm()
 
 
 def _run(serve: Callable[[], int]) -> None:

@@ -7,7 +7,9 @@ listener, so no client is sent from an authenticated port to an open one.
 
 from __future__ import annotations
 
+import errno
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from zufluss.config import options
@@ -62,6 +64,39 @@ def resolve_listeners(conf: Configuration) -> tuple[Listener, ...]:
         Listener(e, public.get(e.listener) or _reachable(e), protocols.get(e.listener, "plaintext"))
         for e in bound
     )
+
+
+def taken_endpoint(endpoints: Iterable[Endpoint]) -> Endpoint | None:
+    """Return the first endpoint whose port another process listens on, None if all are free.
+
+    Only says so before a start does anything. Every other problem of an address is left to the
+    server, which binds it.
+    """
+    for endpoint in endpoints:
+        try:
+            addresses = socket.getaddrinfo(
+                endpoint.host or None,
+                endpoint.port,
+                type=socket.SOCK_STREAM,
+                flags=socket.AI_PASSIVE,
+            )
+        except OSError:
+            continue
+        if any(_is_taken(family, address) for family, _, _, _, address in addresses):
+            return endpoint
+    return None
+
+
+def _is_taken(family: int, address: tuple[object, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(address)
+    except OSError as problem:
+        return problem.errno == errno.EADDRINUSE
+    return False
 
 
 def _reachable(endpoint: Endpoint) -> Endpoint:

@@ -1,7 +1,7 @@
 """The cache directory of kernels is named after every file that kernels depend on, and no other.
 
 numba does not notice a change in another file than the kernel's own; the digest of
-`zufluss.record.kernels.cache` does, if the file is on its list. A missing file would leave stale
+`zufluss.record.kernels.library` does, if the file is on its list. A missing file would leave stale
 machine code in use; a superfluous one would compile everything again for nothing.
 """
 
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import zufluss
-from zufluss.record.kernels.cache import MODULES_OUTSIDE
+from zufluss.record.kernels.library import MODULES_OUTSIDE
 
 ROOT = Path(zufluss.__file__).parents[1]
 PACKAGE = "zufluss.record.kernels"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from zufluss.kv.hot.index import look_up
 from zufluss.kv.hot.words import ARENA, I64, NUMBERS, POSITIONS
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.lookup import write_values
 from zufluss.record.kernels.memory import BYTES

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from zufluss.kv.hot.words import ARENA, I64, NUMBERS, POSITIONS, inside, observe
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import (
     BYTES,
@@ -34,7 +35,6 @@ from zufluss.record.kernels.memory import (
     load_i64,
     store_i32,
     store_i64,
-    types,
 )
 
 OFFSET_AT, KEY_LENGTH_AT, VALUE_LENGTH_AT = 8, 16, 20

@@ -21,8 +21,9 @@ from zufluss.kv.hot.entries import (
 )
 from zufluss.kv.hot.index import DROPPED, REFERENCE_AT, find_slot
 from zufluss.kv.hot.words import ARENA, I64, NUMBERS, POSITIONS, hash_key, observe, release
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import copy, load_i64, store_i64, types
+from zufluss.record.kernels.memory import copy, load_i64, store_i64
 
 USELESS, FORGOTTEN = range(2)
 """What `clean` counts: bytes of versions that no reader sees, keys dropped from the index."""

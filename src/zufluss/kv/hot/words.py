@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, intrinsic, load_i64, load_u8, types
+from zufluss.record.kernels.intrinsics import intrinsic, ir
+from zufluss.record.kernels.memory import BYTES, load_i64, load_u8
 
 ARENA = types.Array(types.uint8, 1, "C")
 NUMBERS = types.Array(types.int64, 1, "C")
@@ -19,7 +20,7 @@ POSITIONS = types.Array(types.int64, 1, "C", readonly=True)
 I64 = types.int64
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def observe(_context: Any, array: Any, _position: Any) -> Any:
     """Load the aligned int64 at a position; later loads are not moved before it (acquire)."""
 
@@ -31,7 +32,7 @@ def observe(_context: Any, array: Any, _position: Any) -> Any:
     return types.int64(array, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def release(_context: Any, array: Any, _position: Any, _value: Any) -> Any:
     """Store an aligned int64 at a position; earlier stores are not moved behind it (release)."""
 
@@ -44,7 +45,7 @@ def release(_context: Any, array: Any, _position: Any, _value: Any) -> Any:
     return types.void(array, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def mix(_context: Any, _a: Any, _b: Any) -> Any:
     """Multiply two unsigned numbers to 128 bits; return the two halves combined by XOR."""
 
@@ -57,7 +58,7 @@ def mix(_context: Any, _a: Any, _b: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def swap(_context: Any, _word: Any) -> Any:
     """Return a word with its bytes reversed."""
 
@@ -67,7 +68,7 @@ def swap(_context: Any, _word: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(_context: Any, array: Any, _position: Any) -> Any:
     """Ask the processor for the cache line of a position; neither waits nor faults."""
 

@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import types
+
+from zufluss.record.kernels import types
 
 INSERT, UPDATE_BEFORE, UPDATE_AFTER, DELETE = 1, 2, 3, 4
 """Change types: +I, -U, +U, -D."""

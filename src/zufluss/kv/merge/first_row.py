@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from zufluss.kv.merge.base import (
     INSERT,
     KINDS_OUT,
@@ -22,6 +20,7 @@ from zufluss.kv.merge.base import (
     ChangeBuffers,
     Fold,
 )
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 
 

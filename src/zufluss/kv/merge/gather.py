@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from zufluss.kv.merge.base import NO_ROW, NUMBERS_IN, NUMBERS_OUT, UNCHANGED, Numbers
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import BYTES, copy, load_i16, store_u8
 from zufluss.record.slices import ABSENT, Positions, Slices
@@ -26,7 +26,7 @@ _TABLE_OUT = types.Array(types.int64, 2, "C")
 _COUNTS_IN = types.Array(types.int32, 1, "C", readonly=True)
 _COUNTS_OUT = types.Array(types.int32, 1, "C")
 _BYTES_OUT = types.Array(types.uint8, 1, "C")
-_FOUR: Any = types.UniTuple(types.int64, 4)  # type: ignore[no-untyped-call]
+_FOUR: Any = types.UniTuple(types.int64, 4)
 
 
 class CandidateRows(NamedTuple):

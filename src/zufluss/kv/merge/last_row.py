@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-
 from zufluss.kv.merge.base import (
     DELETE,
     INSERT,
@@ -28,6 +26,7 @@ from zufluss.kv.merge.base import (
     ChangeBuffers,
     Fold,
 )
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 
 

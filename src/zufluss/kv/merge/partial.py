@@ -24,7 +24,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import types
 
 from zufluss.errors import RecordTooLargeError
 from zufluss.kv.merge.base import (
@@ -42,6 +41,7 @@ from zufluss.kv.merge.base import (
     Numbers,
 )
 from zufluss.model.schema import Schema
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 
 KEY, TARGET, OTHER, ASSIGNED = range(4)
@@ -198,7 +198,7 @@ def _indexes(candidates: Numbers) -> pa.Array:
     return pa.array(candidates, mask=candidates == NO_ROW)
 
 
-_PAIR: Any = types.UniTuple(types.int64, 2)  # type: ignore[no-untyped-call]
+_PAIR: Any = types.UniTuple(types.int64, 2)
 _FLAGS_IN = types.Array(types.boolean, 1, "C", readonly=True)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numba import types
 
 from zufluss.kv.merge.base import (
     INSERT,
@@ -30,6 +29,7 @@ from zufluss.kv.merge.base import (
     Fold,
     Numbers,
 )
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 
 _LEAST = np.iinfo(np.int64).min

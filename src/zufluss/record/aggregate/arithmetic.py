@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import intrinsic, types
+from zufluss.record.kernels.intrinsics import intrinsic, ir
 from zufluss.record.kernels.raw import peek_i64
 
 
 def _wrapped(name: str) -> Any:
     """Make an intrinsic `f(a, b)`: the low 64 bits of the result."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def wrapped(_context: Any, _a: Any, _b: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             return getattr(builder, name)(*arguments)
@@ -32,7 +32,7 @@ def _wrapped(name: str) -> Any:
 def _overflows(name: str) -> Any:
     """Make an intrinsic `f(a, b)`: whether the result does not fit 64 bits."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def overflows(_context: Any, _a: Any, _b: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             return builder.extract_value(getattr(builder, name)(*arguments), 1)
@@ -48,7 +48,7 @@ add_overflows, subtract_overflows, multiply_overflows = (
 )
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def double_of(_context: Any, _bits: Any) -> Any:
     """The double of 64 bits."""
 
@@ -58,7 +58,7 @@ def double_of(_context: Any, _bits: Any) -> Any:
     return types.float64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bits_of_double(_context: Any, _value: Any) -> Any:
     """The 64 bits of a double."""
 
@@ -68,7 +68,7 @@ def bits_of_double(_context: Any, _value: Any) -> Any:
     return types.int64(types.float64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def float_of(_context: Any, _bits: Any) -> Any:
     """The float of the low 32 bits, as a double."""
 
@@ -79,7 +79,7 @@ def float_of(_context: Any, _bits: Any) -> Any:
     return types.float64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bits_of_float(_context: Any, _value: Any) -> Any:
     """The 32 bits of the float that is nearest to a double, with their sign above them."""
 

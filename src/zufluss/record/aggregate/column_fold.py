@@ -48,8 +48,9 @@ from zufluss.record.aggregate.opcodes import (
     UPDATE_BEFORE,
     WRAP,
 )
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, types
+from zufluss.record.kernels.memory import BYTES
 from zufluss.record.kernels.raw import address_of, peek_i64, peek_u8, poke_i64, poke_u8
 from zufluss.record.kernels.row_read import (
     FACTS,

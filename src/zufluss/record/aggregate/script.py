@@ -40,8 +40,9 @@ from zufluss.record.aggregate.opcodes import (
     UPDATE_AFTER,
     UPDATE_BEFORE,
 )
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, types
+from zufluss.record.kernels.memory import BYTES
 from zufluss.record.kernels.raw import address_of
 from zufluss.record.kernels.row_read import SLOT
 

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zufluss.record.aggregate.cells import is_valid
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, types
+from zufluss.record.kernels.memory import BYTES
 from zufluss.record.kernels.raw import (
     address_of,
     copy_bytes,

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from zufluss.record.kernels import row_read as k
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, types
+from zufluss.record.kernels.memory import BYTES
 from zufluss.record.kernels.raw import address_of, peek_i16, peek_i32, peek_i64, peek_u8
 from zufluss.record.kernels.row_read import (
     begin_cells,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from zufluss.record.fault import BatchFault
+from zufluss.record.kernels import types
 from zufluss.record.kernels.arrow_values import (
     check_offsets,
     check_strings,
@@ -53,7 +54,6 @@ from zufluss.record.kernels.memory import (
     load_i64,
     load_u8,
     load_u32,
-    types,
 )
 from zufluss.record.kernels.message_read import (
     BODY,

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zufluss.record.fault import BatchFault
+from zufluss.record.kernels import types
 from zufluss.record.kernels.batch_header import (
     ATTRIBUTES,
     HEADER_BYTES_MIN,
@@ -47,7 +48,6 @@ from zufluss.record.kernels.memory import (
     store_i32,
     store_i64,
     store_u8,
-    types,
 )
 from zufluss.record.kernels.message_read import (
     BODY,

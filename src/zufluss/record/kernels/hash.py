@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.raw import address_of
 from zufluss.record.kernels.varint import put_varint, varint_size

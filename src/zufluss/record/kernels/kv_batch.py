@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import (
     BYTES,
@@ -24,7 +25,6 @@ from zufluss.record.kernels.memory import (
     load_i16,
     load_i32,
     store_i32,
-    types,
 )
 from zufluss.record.kernels.raw import address_of
 from zufluss.record.kernels.varint import CUT, put_varint, read_varint, varint_size

@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, copy, load_u8, store_u8, types
+from zufluss.record.kernels.memory import BYTES, copy, load_u8, store_u8
 from zufluss.record.kernels.produce import UINT28, UINT63, read_field
 from zufluss.record.kernels.raw import address_of
 from zufluss.record.kernels.varint import put_varint, read_varint, varint_size

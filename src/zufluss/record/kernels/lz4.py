@@ -29,8 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, load_u8, load_u16, load_u32, types
+from zufluss.record.kernels.memory import BYTES, load_u8, load_u16, load_u32
 
 MAGIC = 0x184D2204
 FLAGS_FIXED = 0b1100_0011

@@ -11,14 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numba
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import extending
-from numba.core import cgutils as _cgutils
-
-types: Any = numba.types
-intrinsic: Any = extending.intrinsic
-cgutils: Any = _cgutils
+from zufluss.record.kernels import types
+from zufluss.record.kernels.intrinsics import cgutils, intrinsic, ir
 
 BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 """Type of an array that a kernel only reads; writable arrays are accepted too."""
@@ -32,7 +26,7 @@ if sys.byteorder != "little":
 def _load(bits: int, signed: bool) -> Any:
     """Make an intrinsic `load(array, position) -> int64` of an integer with `bits` bits."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def load(_context: Any, array: Any, _position: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             data = context.make_array(array)(context, builder, arguments[0]).data
@@ -59,7 +53,7 @@ load_i64 = _load(64, signed=True)
 def _store(bits: int) -> Any:
     """Make an intrinsic `store(array, position, int64)` of the low `bits` bits."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def store(_context: Any, array: Any, _position: Any, _value: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             data = context.make_array(array)(context, builder, arguments[0]).data
@@ -79,7 +73,7 @@ store_i32 = _store(32)
 store_i64 = _store(64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def copy(_context: Any, target: Any, _at: Any, source: Any, _pos: Any, _size: Any) -> Any:
     """Copy `size` bytes of `source` at `pos` to `target` at `at`; the arrays must not overlap."""
 
@@ -93,7 +87,7 @@ def copy(_context: Any, target: Any, _at: Any, source: Any, _pos: Any, _size: An
     return types.void(target, types.int64, source, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def popcount(_context: Any, value: Any) -> Any:
     """Number of one bits of an int64."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from zufluss.record.fault import BatchFault
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import (
     BYTES,
@@ -23,7 +24,6 @@ from zufluss.record.kernels.memory import (
     load_u8,
     load_u16,
     load_u32,
-    types,
 )
 
 NODE, FIGURE_1, FIGURE_2 = range(3)

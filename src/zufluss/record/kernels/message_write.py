@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.batch_project import BODY_LENGTH_AT, CODEC_AT, CODED_NODES_AT, LENGTH_AT
 from zufluss.record.kernels.cache import kernel
 from zufluss.record.kernels.memory import (
@@ -29,7 +30,6 @@ from zufluss.record.kernels.memory import (
     store_i32,
     store_i64,
     store_u8,
-    types,
 )
 from zufluss.record.kernels.row_read import NESTED, NULLS, PADDED, SINK, SLOT, TEXT
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.batch_check import check_batch
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, load_u8, types
+from zufluss.record.kernels.memory import BYTES, load_u8
 from zufluss.record.kernels.raw import address_of, peek_u8
 from zufluss.record.kernels.varint import read_varint
 

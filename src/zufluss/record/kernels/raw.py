@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from zufluss.record.kernels import types
+from zufluss.record.kernels.intrinsics import cgutils, intrinsic, ir
 
-from zufluss.record.kernels.memory import cgutils, intrinsic, types
 
-
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def address_of(_context: Any, array: Any) -> Any:
     """The address of the first byte of an array."""
 
@@ -29,7 +28,7 @@ def address_of(_context: Any, array: Any) -> Any:
 def _peek(bits: int, signed: bool) -> Any:
     """Make an intrinsic `peek(address) -> int64`."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def peek(_context: Any, _address: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
@@ -53,7 +52,7 @@ peek_i64 = _peek(64, signed=True)
 def _poke(bits: int) -> Any:
     """Make an intrinsic `poke(address, int64)` of the low `bits` bits."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def poke(_context: Any, _address: Any, _value: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
@@ -72,7 +71,7 @@ poke_i32 = _poke(32)
 poke_i64 = _poke(64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def copy_bytes(_context: Any, _to: Any, _of: Any, _size: Any) -> Any:
     """Copy `size` bytes between addresses that do not overlap."""
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.batch_header import CHANGE_TYPE_MAX
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, load_i32, load_u8, types
+from zufluss.record.kernels.memory import BYTES, load_i32, load_u8
 
 RECORD_CUT, CHANGE_TYPE, LEFT_OVER = range(1, 4)
 

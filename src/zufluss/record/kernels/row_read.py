@@ -35,8 +35,9 @@ from typing import Any
 
 import numpy as np
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, types
+from zufluss.record.kernels.memory import BYTES
 from zufluss.record.kernels.raw import (
     address_of,
     copy_bytes,

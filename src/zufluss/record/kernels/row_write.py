@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from zufluss.record.kernels import row_read as k
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import types
 from zufluss.record.kernels.raw import (
     address_of,
     copy_bytes,

@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 
+from zufluss.record.kernels import types
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import intrinsic, types
+from zufluss.record.kernels.intrinsics import intrinsic, ir
 from zufluss.record.kernels.raw import peek_i64, peek_u8, poke_i64, poke_u8
 
 CUT = -1
@@ -28,7 +28,7 @@ _HIGH_BITS = -0x7F7F7F7F7F7F7F80
 """The top bit of each of eight bytes, as an int64."""
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def trailing_zeros(_context: Any, value: Any) -> Any:
     """Number of zero bits below the lowest one bit of an int64 that is not zero."""
 
@@ -38,7 +38,7 @@ def trailing_zeros(_context: Any, value: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def leading_zeros(_context: Any, value: Any) -> Any:
     """Number of zero bits above the highest one bit of an int64 that is not zero."""
 
@@ -48,7 +48,7 @@ def leading_zeros(_context: Any, value: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def shift_right(_context: Any, value: Any, _bits: Any) -> Any:
     """An int64 shifted right, filled with zeros."""
 
