@@ -188,6 +188,17 @@ class RequestTimeoutError(ZuflussError, TimeoutError, code=ErrorCode.REQUEST_TIM
     """No answer within the deadline."""
 
 
+class UnsentRowsError(ZuflussError):
+    """Rows that a writer took are not acknowledged and will not be sent any more.
+
+    The message names tables and numbers of rows; `code` is that of the cause.
+    """
+
+
+class UnsentRowsWarning(RuntimeWarning):
+    """Says what `UnsentRowsError` says, where no caller is left to catch an error."""
+
+
 class UnsupportedVersionError(ZuflussError, code=ErrorCode.UNSUPPORTED_VERSION):
     """The server does not know this API or this version of it."""
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any, Self
 
 from zufluss.client.admin import AsyncAdmin
 from zufluss.client.core.cluster import ClusterConnection, as_path
+from zufluss.client.core.unsent import LAST_FLUSH_MS, note
 from zufluss.client.table import LAKE_SUFFIX, AsyncTable
+from zufluss.errors import UnsentRowsError
 from zufluss.model.table import TablePath
 
 
 class AsyncConnection(ClusterConnection):
     """A connection to a cluster; `zufluss.connect_async` opens it.
+
+    Leaving its block flushes and closes the writers. If rows cannot be sent, `UnsentRowsError` says
+    how many, and of which table. When an exception leaves the block, rows that `write` took before
+    are still sent, for ten seconds at most; the exception gets a note about the rest.
 
     >>> async with await connect_async("localhost:9123") as connection:  # doctest: +SKIP
     ...     print(await connection.admin.list_databases())
@@ -38,8 +45,20 @@ class AsyncConnection(ClusterConnection):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection; an exception is raised unchanged, with a note on lost rows."""
+        if exc is None:
+            await self.close()
+            return
+        try:
+            await self.close_within(LAST_FLUSH_MS)
+        except UnsentRowsError as e:
+            note(exc, e)
 
 
 async def connect_async(bootstrap: str, **options: Any) -> AsyncConnection:

@@ -26,10 +26,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterable, Mapping
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
@@ -37,12 +39,14 @@ from zufluss.client.core.metadata import Metadata, PartitionMetadata
 from zufluss.client.core.options import ClientOptions, parse_bootstrap
 from zufluss.client.core.remote_access import RemoteAccess
 from zufluss.client.core.retry import PASSING, Backoff
+from zufluss.client.core.unsent import LAST_FLUSH_MS, OpenWriter, joined, warn
 from zufluss.errors import (
     ErrorCode,
     LeaderNotAvailableError,
     NetworkError,
     PartitionNotExistError,
     TableNotExistError,
+    UnsentRowsError,
     ZuflussError,
 )
 from zufluss.model.table import TableBucket, TableInfo, TablePath
@@ -54,6 +58,7 @@ from zufluss.wire.tables import path_to_proto
 CODEC_THREADS_MAX: Final = 4
 """Threads that compress and decompress batches; Arrow releases the GIL meanwhile."""
 
+R = TypeVar("R")
 Address = tuple[str, int]
 Path = str | TablePath
 """A table by its path; a text is `database.table`, or `table` in database `fluss`."""
@@ -70,7 +75,12 @@ class ClusterConnection:
         self._refreshes: dict[str, asyncio.Task[None]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
         """Background tasks; `close` cancels them."""
+        self.closing = False
+        """True once `close` began: writers take no more rows."""
         self._closed = False
+        self.writers: weakref.WeakSet[OpenWriter] = weakref.WeakSet()
+        """The writers of this connection; `close` ends them."""
+        self._guard: AsyncGenerator[None, None] | None = None
         workers = min(CODEC_THREADS_MAX, os.cpu_count() or 1)
         self.executor = ThreadPoolExecutor(workers, thread_name_prefix="zufluss-codec")
         self.remote = RemoteAccess(
@@ -81,7 +91,34 @@ class ClusterConnection:
         self._software = (name, version("zufluss"))
 
     async def close(self) -> None:
-        """Close the sockets. Writers and scanners must be closed before."""
+        """Flush and close the open writers, then close the connection.
+
+        Raises `UnsentRowsError` with tables and numbers of rows if rows could not be sent; the
+        connection is closed even so. Closing twice is no error.
+        """
+        await self._close(None)
+
+    async def close_within(self, limit_ms: int) -> None:
+        """Close after a failure: rows that writers have taken are sent for a limited time."""
+        await self._close(limit_ms)
+
+    async def _close(self, limit_ms: int | None) -> None:
+        self.closing = True
+        try:
+            ends = [writer.end(limit_ms) for writer in self.writers]
+            outcomes = await asyncio.gather(*ends, return_exceptions=True)
+        finally:
+            self._close_sockets()
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            await guard.aclose()
+        problems = [e for e in outcomes if isinstance(e, UnsentRowsError)]
+        if problems:
+            raise joined(problems)
+        for problem in filter(None, outcomes):
+            raise problem
+
+    def _close_sockets(self) -> None:
         self._closed = True
         for task in self.tasks:
             task.cancel()
@@ -102,6 +139,19 @@ class ClusterConnection:
         servers = ", ".join(f"{host}:{port}" for host, port in self._bootstrap)
         state = "closed" if self._closed else "open"
         return f"<{type(self).__name__} {servers}, {state}>"
+
+    def in_thread(self, work: Callable[[], R]) -> asyncio.Future[R]:
+        """Run a conversion of rows in a thread; while the interpreter ends, in this one."""
+        loop = asyncio.get_running_loop()
+        try:
+            return loop.run_in_executor(self.executor, work)
+        except RuntimeError:  # threads take no more work
+            done: asyncio.Future[R] = loop.create_future()
+            try:
+                done.set_result(work())
+            except Exception as e:
+                done.set_exception(e)
+            return done
 
     # -- sockets -------------------------------------------------------------------------------
 
@@ -194,6 +244,8 @@ class ClusterConnection:
 
     async def start(self) -> None:
         """Find the cluster through the bootstrap list; `NetworkError` if no server answers."""
+        self._guard = _close_with_loop(weakref.ref(self))
+        await anext(self._guard)
         backoff = Backoff(self.options.connect_timeout_ms)
         while True:
             try:
@@ -307,6 +359,26 @@ class ClusterConnection:
 def as_path(path: Path) -> TablePath:
     """The path of a table."""
     return path if isinstance(path, TablePath) else TablePath.parse(path, "fluss")
+
+
+async def _close_with_loop(of: weakref.ref[ClusterConnection]) -> AsyncGenerator[None, None]:
+    """Close an unclosed connection at the end of its event loop.
+
+    `asyncio.run` closes asynchronous generators last, when all tasks have ended.
+    """
+    try:
+        yield
+    finally:
+        connection = of()
+        if connection is not None and not connection.closing:
+            connection._guard = None
+            warnings.warn(
+                f"unclosed {connection!r}", ResourceWarning, stacklevel=1, source=connection
+            )
+            try:
+                await connection.close_within(LAST_FLUSH_MS)
+            except UnsentRowsError as e:
+                warn(e)
 
 
 def _is_lost(task: asyncio.Task[RpcConnection]) -> bool:

@@ -204,16 +204,17 @@ class AsyncExactlyOnceWriter(AsyncUpsertWriter):
         `release` the producer ends, too: its columns are free, nothing is ever undone, and a start
         under the same id is a new producer.
         """
-        if self._closed:
-            return
-        try:
-            if release:
-                self._raise_failure()
-            await super().close()
-            if release:
-                await self._producer.release()
-        finally:
-            await self._producer.stop()
+        async with self._ending:
+            if self._ended:
+                return
+            try:
+                if release:
+                    self._raise_failure()
+                await self._close()
+                if release:
+                    await self._producer.release()
+            finally:
+                await self._producer.stop()
 
     async def release(self) -> None:
         """Close the writer and end its producer for good: `close(release=True)`."""

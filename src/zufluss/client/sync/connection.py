@@ -8,7 +8,8 @@ are derived from the async ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from types import TracebackType
 from typing import Any, Self
 
 from zufluss.client.connection import AsyncConnection, connect_async
@@ -16,6 +17,7 @@ from zufluss.client.core.catalog import Partition
 from zufluss.client.core.cluster import Path
 from zufluss.client.read.union_plan import UnionPlan, plan_union
 from zufluss.client.sync.admin import Admin
+from zufluss.client.sync.exit import catch_sigterm
 from zufluss.client.sync.facade import Facade, documented_by, opens, waits
 from zufluss.client.sync.loop import LoopThread
 from zufluss.client.sync.table import Table
@@ -31,6 +33,7 @@ def connect(bootstrap: str, **options: Any) -> Connection:
     >>> with connect("localhost:9123", **{"client.request-timeout": "10s"}) as connection:
     ...     connection.admin.list_databases()  # doctest: +SKIP
     """
+    catch_sigterm()
     thread = LoopThread()
     try:
         return Connection(thread, thread.run(connect_async(bootstrap, **options)))
@@ -42,6 +45,11 @@ def connect(bootstrap: str, **options: Any) -> Connection:
 @documented_by(AsyncConnection)
 class Connection(Facade[AsyncConnection]):
     """A connection to a cluster; `zufluss.connect` opens it. Threads may share it.
+
+    Leaving its block flushes and closes the writers. If rows cannot be sent, `UnsentRowsError` says
+    how many, and of which table. When an exception leaves the block, rows that `write` took before
+    are still sent, for ten seconds at most; the exception gets a note about the rest. A script that
+    ends without `close` sends its rows in the same way, and names the rest on stderr.
 
     >>> with zufluss.connect("localhost:9123") as connection:  # doctest: +SKIP
     ...     connection.table("fluss.events").head()
@@ -75,12 +83,23 @@ class Connection(Facade[AsyncConnection]):
 
     def close(self) -> None:
         if not self._closed:
-            self._closed = True
-            self._thread.run(self._twin.close())
+            self._end(self._twin.close())
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        self._closed = True
+        try:
+            self._thread.run(work)
+        finally:
             self._thread.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._closed:
+            self._end(self._twin.__aexit__(kind, exc, trace))

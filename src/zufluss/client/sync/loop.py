@@ -1,12 +1,19 @@
-"""An event loop in a thread of its own, on which synchronous code runs coroutines."""
+"""An event loop in a thread of its own, on which synchronous code runs coroutines.
+
+The thread is a daemon, so that it does not keep a program alive. `sync/exit.py` ends it before the
+interpreter does: a thread that still runs compiled code while the interpreter is torn down crashes
+the process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
+from zufluss.client.sync import exit
 from zufluss.errors import NetworkError
 
 R = TypeVar("R")
@@ -22,6 +29,7 @@ class LoopThread:
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="zufluss-client", daemon=True)
         self._thread.start()
+        exit.THREADS.add(self)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -34,10 +42,7 @@ class LoopThread:
         The caller waits in steps, because an interrupt that arrives just before an endless wait
         would be noticed only after it.
         """
-        if not self._thread.is_alive() or threading.current_thread() is self._thread:
-            work.close()
-            raise NetworkError("the connection is closed, or used from its own event loop")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.start(work)
         try:
             while True:
                 try:
@@ -48,6 +53,13 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def start(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        """Start a coroutine on the loop; the future is for another thread."""
+        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+            work.close()
+            raise NetworkError("the connection is closed, or used from its own event loop")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, function: Callable[[], R]) -> R:
         """Run a function on the loop's thread and wait for its result."""
@@ -60,16 +72,15 @@ class LoopThread:
     def close(self) -> None:
         """Cancel all tasks of the loop, stop the loop, and wait for the thread."""
         if self._thread.is_alive():
-            self.run(_cancel_others())
+            self.run(exit.cancel_others())
+            self.stop()
+        exit.THREADS.discard(self)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Stop the loop as it is, and wait for the thread."""
+        if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+            self._thread.join(timeout)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -49,7 +49,14 @@ class _Writer(BlockFacade[W]):
                 self._thread.run(self._twin.write_batches([batch], delete=delete))
 
     flush = waits(BatchWriter.flush)
-    close = waits(BatchWriter.close)
+
+    def close(self) -> None:
+        if not self._twin.closed:  # the connection may have closed it, and ended its loop
+            self._thread.run(self._twin.close())
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._twin.closed:
+            super().__exit__(*exc)
 
 
 class AppendWriter(_Writer[AsyncAppendWriter]):
@@ -132,7 +139,8 @@ class ExactlyOnceWriter(_DeletingWriter[AsyncExactlyOnceWriter]):
     checkpoint = waits(AsyncExactlyOnceWriter.checkpoint)
 
     def close(self, *, release: bool = False) -> None:
-        self._thread.run(self._twin.close(release=release))
+        if not self._twin.closed:
+            self._thread.run(self._twin.close(release=release))
 
     release = waits(AsyncExactlyOnceWriter.release)
     for_task = makes(AsyncExactlyOnceWriter.for_task, TaskWriter)

@@ -99,6 +99,8 @@ class PendingBatch:
     """The batch's number under the writer id of its bucket."""
     memory: int
     """Bytes that the batch takes from the writer's budget."""
+    rows: int
+    """Number of rows written to the batch."""
     encoded: SendableBatch | None = None
     """The encoded batch; None while a thread encodes it."""
     in_flight: bool = False
@@ -158,7 +160,9 @@ class Sender:
         writer_id: int | None = None,
     ) -> None:
         self.ended: ZuflussError | None = None
-        """Why a sender with a fixed writer id has ended; None while it sends."""
+        """Why a sender has ended; None while it sends."""
+        self.trouble: ZuflussError | None = None
+        """The last passing failure of a batch; None after an acknowledgement."""
         self._fixed_id = writer_id
         self._connection = connection
         self._options = connection.options
@@ -190,12 +194,12 @@ class Sender:
                 failure = e
             await backoff.pause(failure)
 
-    def add(self, queue: BucketQueue, memory: int) -> PendingBatch:
+    def add(self, queue: BucketQueue, memory: int, rows: int) -> PendingBatch:
         """Queue a new batch with its sequence; it is sent once `encoded` was called."""
         sequence = queue.next_sequence if self._options.idempotent else NO_SEQUENCE
         queue.next_sequence = (queue.next_sequence + 1) & _SEQUENCE_MASK
         deadline = self._loop.time() + self._options.delivery_timeout_ms / 1000
-        batch = PendingBatch(self._loop.create_future(), deadline, sequence, memory)
+        batch = PendingBatch(self._loop.create_future(), deadline, sequence, memory, rows)
         queue.batches.append(batch)
         return batch
 
@@ -323,7 +327,7 @@ class Sender:
     def _acknowledged(self, queue: BucketQueue, batch: PendingBatch) -> None:
         queue.batches.remove(batch)
         queue.last_acked = max(queue.last_acked, batch.sequence)
-        queue.backoff = None
+        queue.backoff = self.trouble = None
         self._finished(batch, None)
 
     def _refused(self, queue: BucketQueue, batch: PendingBatch, reason: ZuflussError) -> None:
@@ -389,6 +393,7 @@ class Sender:
         """Pause after a failure, then find the leader and connect to it."""
         while True:
             if reason is not None:
+                self.trouble = reason
                 self._fail_waiting(queue, reason, self._loop.time())
                 if not queue.batches or self.ended is not None:
                     return None

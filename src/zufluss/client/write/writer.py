@@ -13,6 +13,10 @@ passed. Single rows (dicts) are gathered in the same way before they are convert
 are acknowledged. A batch that failed for good is reported once, by the next `write`, `flush` or
 `close`. Rows of one bucket arrive in the order in which they were written.
 
+No row is lost quietly (`core/unsent.py`): a writer that is dropped unclosed sends its rows in the
+background, and its connection waits for them when it is closed. If an exception leaves the block of
+a writer, rows that `write` took before are still sent, for `LAST_FLUSH_MS` at most.
+
 The writer of a producer (`Identity`) differs in two ways. It ends with the first batch that fails,
 and every later call says so. And the writer of a task cuts its batches by its input alone, never by
 time or load: a task that runs again sends the same batches under the same numbers, and the server
@@ -23,8 +27,9 @@ exception leaves its `with`): a batch that ends early would take the number of a
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -42,13 +47,17 @@ from zufluss.client.core.convert import (
     single_row,
     to_batches,
 )
+from zufluss.client.core.unsent import LAST_FLUSH_MS, UNSETTLED, note, warn
 from zufluss.client.write.sender import BucketQueue, PendingBatch, SendableBatch, Sender, WriteCall
 from zufluss.errors import (
     ConfigError,
     PartitionNotExistError,
+    RequestTimeoutError,
     TableNotExistError,
+    UnsentRowsError,
     ZuflussError,
     error,
+    reason_of,
 )
 from zufluss.model.partition import spec_of
 from zufluss.model.table import TableBucket, TableInfo
@@ -92,11 +101,12 @@ class Identity(NamedTuple):
 class _OpenBatch:
     """The rows of one bucket that wait for more."""
 
-    __slots__ = ("chunks", "memory", "since")
+    __slots__ = ("chunks", "memory", "rows", "since")
 
     def __init__(self, since: float) -> None:
         self.chunks: list[RowChunk] = []
         self.memory = 0
+        self.rows = 0
         self.since = since
 
 
@@ -131,13 +141,18 @@ class BatchWriter:
         self._pending: set[PendingBatch] = set()
         self._writer_id: int | None = writer_id
         self._failure: ZuflussError | None = None
+        self._failed_rows = 0
         self._closed = False
+        self._ended = False
+        self._ending = asyncio.Lock()
         self._order = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._rows: list[tuple[bool, Mapping[str, Any]]] = []
         self._rows_lock = threading.Lock()
+        self._rows_in_work = 0
         self._rows_timer: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
+        connection.writers.add(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._pending)} batches under way"
@@ -200,51 +215,156 @@ class BatchWriter:
         self._check()
         async with self._order:
             await self._convert_rows()
+            self._raise_failure()
             for batch in batches:
                 await self._route(RowChunk(batch, delete))
 
     def add_row(self, row: Mapping[str, Any], *, delete: bool = False) -> bool:
         """Gather one row; returns True when `take_rows` is due. Any thread may call this."""
-        self._check()
         with self._rows_lock:
+            self._check()
             self._rows.append((delete, row))
             count = len(self._rows)
+            if count == 1:
+                UNSETTLED.add(self)
         if count == 1 and not self._repeatable:
             self._loop.call_soon_threadsafe(self._start_rows_timer)
         return count >= ROWS_GATHERED_MAX
 
     async def take_rows(self) -> None:
         """Convert and write the rows that `add_row` gathered."""
+        await self._shielded(self._take_rows())
+        self._raise_failure()
+
+    async def _take_rows(self) -> None:
         async with self._order:
             await self._convert_rows()
 
     async def flush(self) -> None:
         """Wait until all rows written before are acknowledged; raises the first failure."""
+        await self._shielded(self._seal_rows())
+        await self._acknowledged()
+
+    async def _seal_rows(self) -> None:
         async with self._order:
             await self._convert_rows()
             self._seal_all()
-        await self._acknowledged()
 
     async def _acknowledged(self) -> None:
         """Wait for all sealed batches; raises the first failure."""
+        await self._answered()
+        self._raise_failure()
+
+    async def _answered(self) -> None:
         if self._pending:
             await asyncio.wait([batch.done for batch in self._pending])
-        self._raise_failure()
+
+    async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for work on rows that were taken; it goes on if the caller is cancelled."""
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        await asyncio.shield(task)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """True once the writer takes no more rows."""
+        return self._closed
 
     async def close(self) -> None:
         """Flush and end the writer. Closing twice is no error."""
-        if self._closed:
-            return
+        async with self._ending:
+            if not self._ended:
+                await self._close()
+
+    async def _close(self) -> None:
+        with self._rows_lock:
+            self._closed = True
         try:
             if self._sender.ended is None or self._untold:
                 await self.flush()
+        except asyncio.CancelledError:
+            self._interrupted()
+            raise
         finally:
-            self._closed = True
+            self._ended = True
             for timer in (self._timer, self._rows_timer):
                 if timer is not None:
                     timer.cancel()
+            UNSETTLED.discard(self)
             await asyncio.gather(*self._background, return_exceptions=True)
             await self._sender.close()
+
+    async def end(self, limit_ms: int | None) -> None:
+        """Send all rows and close, for the connection; see `OpenWriter`."""
+        with self._rows_lock:
+            self._closed = True
+        problem = None
+        try:
+            if limit_ms is not None and self._repeatable and (self._open or self._rows):
+                problem = self._give_up(ZuflussError("the task has not finished; run it again"))
+            else:
+                async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
+                    await self._shielded(self._seal_rows())
+                    await self._answered()
+        except TimeoutError:
+            late = RequestTimeoutError(f"no server acknowledged them within {limit_ms} ms")
+            problem = self._give_up(self._failure or self._sender.trouble or late)
+        except asyncio.CancelledError:
+            self._interrupted()
+            raise
+        finally:
+            if self._failure is not None:
+                problem = self._give_up(self._failure)
+            await self.close()
+        if problem is not None:
+            raise problem
+
+    def _interrupted(self) -> None:
+        """Tell of the rows that an interrupted `close` leaves unsent."""
+        if self._unsent_rows:
+            warn(self._give_up(ZuflussError("closing the writer was interrupted")))
+
+    def _give_up(self, cause: ZuflussError) -> UnsentRowsError:
+        """Send no more; returns the error that names the rows."""
+        problem = UnsentRowsError(f"{self.unsent} may be missing: {cause.message}", code=cause.code)
+        problem.__cause__ = cause
+        self._drop_open()
+        self._pending.clear()
+        self._failure, self._failed_rows = None, 0
+        self._sender.end(problem)
+        return problem
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that sends the rows."""
+        return self._loop
+
+    @property
+    def unsent(self) -> str:
+        """The number of unacknowledged rows and their table."""
+        rows = self._unsent_rows
+        return f"{rows} row{'' if rows == 1 else 's'} written to table {self.info.path}"
+
+    @property
+    def _unsent_rows(self) -> int:
+        """Rows that are not acknowledged, those of failures that nobody was told included."""
+        sealed = sum(batch.rows for batch in self._pending)
+        waiting = sum(batch.rows for batch in self._open.values())
+        return sealed + waiting + len(self._rows) + self._rows_in_work + self._failed_rows
+
+    @property
+    def _untold(self) -> bool:
+        """Whether rows are unacknowledged or a failure is unreported."""
+        return bool(self._unsent_rows or self._failure)
+
+    def _settled(self) -> None:
+        """Let go of the writer if all its rows are acknowledged and all failures are told."""
+        with self._rows_lock:
+            if not self._untold:
+                UNSETTLED.discard(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -255,14 +375,15 @@ class BatchWriter:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if exc is not None and self._repeatable:
+        if exc is None:
+            await self.close()
+            return
+        if self._repeatable:
             self._drop_open()
         try:
-            await self.close()
-        except ZuflussError as e:
-            if exc is None:
-                raise
-            exc.add_note(f"and the writer failed: {e}")
+            await self.end(LAST_FLUSH_MS)
+        except UnsentRowsError as e:
+            note(exc, e)
 
     def _drop_open(self) -> None:
         """Drop rows that are in no sealed batch yet; see the module's docstring."""
@@ -274,13 +395,25 @@ class BatchWriter:
             self._rows.clear()
 
     def _check(self) -> None:
-        if self._closed:
-            raise ZuflussError(f"the writer of table {self.info.path} is closed; open a new one")
-        self._raise_failure()
+        if self._closed or self._connection.closing:
+            what = "writer" if self._closed else "connection of the writer"
+            raise ZuflussError(f"the {what} of table {self.info.path} is closed; open a new one")
+        if self._failure is not None or self._sender.ended is not None:
+            self._raise_failure()
+
+    def _failed(self, reason: ZuflussError, rows: int) -> None:
+        """Keep the first failure for the next call, and count the rows of all."""
+        self._failure = self._failure or reason
+        self._failed_rows += rows
+        UNSETTLED.add(self)
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
+        failure, rows = self._failure, self._failed_rows
         if failure is not None:
+            self._failure, self._failed_rows = None, 0
+            self._loop.call_soon_threadsafe(self._settled)
+            if rows > 1:
+                failure.add_note(f"{rows} rows for table {self.info.path} were not written")
             raise failure
         ended = self._sender.ended
         if ended is not None:
@@ -289,11 +422,6 @@ class BatchWriter:
                 "the writer has ended and takes no more rows; continue from the last checkpoint "
                 f"with a new one. It ended by: {ended.message}",
             )
-
-    @property
-    def _untold(self) -> bool:
-        """Whether rows are unacknowledged or a failure is unreported."""
-        return bool(self._pending or self._open or self._rows or self._failure)
 
     @property
     def _repeatable(self) -> bool:
@@ -306,46 +434,39 @@ class BatchWriter:
         self._rows_timer = self._loop.call_later(delay, self._rows_due)
 
     def _rows_due(self) -> None:
-        task = self._loop.create_task(self._take_rows_late())
+        task = self._loop.create_task(self._take_rows())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _take_rows_late(self) -> None:
-        try:
-            await self.take_rows()
-        except ZuflussError as e:
-            self._failure = self._failure or e
-
     async def _convert_rows(self) -> None:
+        """Convert and route the gathered rows; the next call is told of rows that fail."""
         with self._rows_lock:
             rows, self._rows = self._rows, []
-        failure: ZuflussError | None = None
+            self._rows_in_work += len(rows)
         for delete, group in groupby(rows, key=lambda entry: entry[0]):
-            try:
-                await self._convert_group([row for _, row in group], delete)
-            except ColumnMismatchError as e:
-                failure = failure or e
-        if failure is not None:
-            raise failure
+            await self._convert_group([row for _, row in group], delete)
+        self._settled()
 
     async def _convert_group(self, rows: list[Mapping[str, Any]], delete: bool) -> None:
-        """Write rows; if some do not fit, write the others and raise the first mismatch."""
+        """Write rows; if some do not fit the columns, write the others."""
+        failure: ZuflussError | None = None
         try:
             batch = rows_to_batch(rows, self.info.schema.arrow, self.columns_of(delete=delete))
-        except ColumnMismatchError:
-            if len(rows) == 1:
-                raise
-        else:
             await self._route(RowChunk(batch, delete))
-            return
-        failure: ZuflussError | None = None
-        for row in rows:
-            try:
-                await self._convert_group([row], delete)
-            except ColumnMismatchError as e:
-                failure = failure or e
+        except ColumnMismatchError as e:
+            if len(rows) > 1:
+                for row in rows:
+                    await self._convert_group([row], delete)
+                return
+            failure = e
+        except ZuflussError as e:
+            failure = e
+        except Exception as e:
+            failure = ZuflussError(f"a row for table {self.info.path} failed: {reason_of(e)}")
+            failure.__cause__ = e
+        self._rows_in_work -= len(rows)
         if failure is not None:
-            raise failure
+            self._failed(failure, len(rows))
 
     # -- routing -------------------------------------------------------------------------------
 
@@ -378,8 +499,7 @@ class BatchWriter:
         """Assign rows to buckets; large batches in a thread, so that sending continues."""
         if not self.info.bucket_keys or rows.num_rows < THREAD_ROWS_MIN:
             return assigner.assign(rows)
-        executor = self._connection.executor
-        return await self._loop.run_in_executor(executor, lambda: list(assigner.assign(rows)))
+        return await self._connection.in_thread(lambda: list(assigner.assign(rows)))
 
     @property
     def _fan_out(self) -> int:
@@ -446,7 +566,9 @@ class BatchWriter:
             if not self._repeatable:
                 self._start_timer(self._options.batch_timeout_ms / 1000)
         batch.chunks.append(chunk)
+        batch.rows += chunk.rows.num_rows
         batch.memory += memory
+        UNSETTLED.add(self)
         self._open_bytes += memory
         if batch.memory >= FULL * self._options.batch_bytes:
             self._seal(queue)
@@ -480,14 +602,10 @@ class BatchWriter:
         """Close the open batch of a bucket and encode it in a thread."""
         rows = self._open.pop(queue)
         self._open_bytes -= rows.memory
-        batch = self._sender.add(queue, rows.memory)
+        batch = self._sender.add(queue, rows.memory, rows.rows)
         self._pending.add(batch)
-        encoding = self._loop.run_in_executor(
-            self._connection.executor,
-            self.encode,
-            rows.chunks,
-            queue.writer_id,
-            batch.sequence,
+        encoding = self._connection.in_thread(
+            functools.partial(self.encode, rows.chunks, queue.writer_id, batch.sequence)
         )
         encoding.add_done_callback(lambda future: self._encoded(queue, batch, future))
 
@@ -508,12 +626,15 @@ class BatchWriter:
             self._sender.fail(queue, batch, reason)
 
     def _finished(self, batch: PendingBatch, failure: ZuflussError | None) -> None:
+        waited_for = batch in self._pending
         self._pending.discard(batch)
         self._budget.give(batch.memory)
-        if failure is not None and self._failure is None:
-            self._failure = failure
+        if failure is not None and waited_for:
+            self._failed(failure, batch.rows)
         if not batch.done.done():
             batch.done.set_result(None)
+        if not self._pending:
+            self._settled()
 
 
 def _slices(rows: pa.RecordBatch, slice_bytes: int) -> Iterator[pa.RecordBatch]:
