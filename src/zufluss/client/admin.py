@@ -52,7 +52,7 @@ from zufluss.client.producer.info import ProducerInfo, producers_of
 from zufluss.errors import NetworkError, RequestTimeoutError, ZuflussError
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.partition import partition_name, spec_of
-from zufluss.model.schema import Column, Schema, dump_object
+from zufluss.model.schema import Column, Schema, dump_object, names_of
 from zufluss.model.table import (
     DatabaseDescriptor,
     PhysicalTablePath,
@@ -168,9 +168,9 @@ class AsyncAdmin:
         path: Path,
         schema: TableDescriptor | Schema | str | Any,
         *,
-        primary_key: Sequence[str] = (),
-        partition_keys: Sequence[str] = (),
-        bucket_keys: Sequence[str] = (),
+        primary_key: str | Sequence[str] = (),
+        partition_keys: str | Sequence[str] = (),
+        bucket_keys: str | Sequence[str] = (),
         bucket_count: int | None = None,
         comment: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -179,14 +179,20 @@ class AsyncAdmin:
     ) -> None:
         """Create a table.
 
-        `schema` is a pyarrow schema, a column list such as `"id BIGINT NOT NULL, name STRING"`, a
-        `Schema`, or a whole `TableDescriptor`; a descriptor replaces all arguments up to
-        `custom_properties`. A table with a `primary_key` takes upserts and deletes, one without is
-        an append-only log. `properties` are table options (`docs/configuration.md`);
-        `custom_properties` are stored and not interpreted.
+        `schema` is a column list such as `"id BIGINT NOT NULL, name STRING"`, a `Schema`, or the
+        schema of another library: pyarrow, polars, a polars or pandas `DataFrame` (whose rows are
+        not written), or any object that exports an Arrow schema. It may also be a whole
+        `TableDescriptor`, which replaces all arguments up to `custom_properties`.
+
+        A table with a `primary_key` takes upserts and deletes, one without is an append-only log.
+        Keys are names of columns; a single one needs no list. `properties` are table options
+        (`docs/configuration.md`); `custom_properties` are stored and not interpreted.
 
         >>> await admin.create_table(  # doctest: +SKIP
         ...     "fluss.orders", "id BIGINT NOT NULL, amount DOUBLE", primary_key=["id"]
+        ... )
+        >>> await admin.create_table(  # doctest: +SKIP
+        ...     "fluss.events", polars_frame.schema, bucket_keys="id"
         ... )
         """
         if isinstance(schema, TableDescriptor):
@@ -195,8 +201,8 @@ class AsyncAdmin:
             descriptor = TableDescriptor(
                 schema=Schema.of(schema, primary_key=primary_key),
                 comment=comment,
-                partition_keys=tuple(partition_keys),
-                bucket_keys=tuple(bucket_keys),
+                partition_keys=names_of(partition_keys),
+                bucket_keys=names_of(bucket_keys),
                 bucket_count=bucket_count,
                 properties=dict(properties or {}),
                 custom_properties=dict(custom_properties or {}),

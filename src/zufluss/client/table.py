@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any, Final, Literal, get_args, overload
 
 import pyarrow as pa
@@ -431,8 +432,18 @@ class AsyncTable:
         return self._lookups
 
     def __repr__(self) -> str:
-        name = f"{self.path}{LAKE_SUFFIX if self.lake_only else ''}"
-        return f"<AsyncTable {name}, id {self.info.table_id}, {self.info.bucket_count} buckets>"
+        return f"<AsyncTable {self._title()}: {self.schema}>"
+
+    def _repr_html_(self) -> str:
+        return f"<div><b>{escape(self._title())}</b></div>{self.schema._repr_html_()}"
+
+    def _title(self) -> str:
+        """The name and the kind of the table, for people."""
+        info, suffix = self.info, LAKE_SUFFIX if self.lake_only else ""
+        kind = "primary-key table" if info.has_primary_key else "log table"
+        buckets = f"{info.bucket_count} bucket{'' if info.bucket_count == 1 else 's'}"
+        parts = f", partitioned by {', '.join(info.partition_keys)}" if info.partition_keys else ""
+        return f"{self.path}{suffix}, {kind}, {buckets}{parts}"
 
 
 def _check_state(info: TableInfo, start: Start, stop: Stop, with_offsets: bool) -> None:

@@ -81,6 +81,13 @@ def _nested(arrow: pa.DataType, nullable: bool) -> t.DataType:
 
 
 def _unsupported(arrow: pa.DataType) -> InvalidTableError:
-    return InvalidTableError(
-        f"Arrow type {arrow} has no column type; cast the column first, for instance to string"
-    )
+    import pyarrow.types as at
+
+    advice = "cast it first, for instance to string"
+    if at.is_duration(arrow):
+        advice = "cast it to int64, which counts its units, and say in the name which these are"
+    elif at.is_null(arrow):
+        advice = "it has only nulls, so cast it to the type that its values will have"
+    elif at.is_interval(arrow):
+        advice = "cast it to string, or store months, days and seconds as integers"
+    return InvalidTableError(f"the Arrow type {arrow} has no column type; {advice}")

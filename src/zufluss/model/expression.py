@@ -61,6 +61,23 @@ _ARROW_COMPARE = {
     LeafFunction.GREATER_THAN: "__gt__",
     LeafFunction.GREATER_OR_EQUAL: "__ge__",
 }
+_SIGNS = {
+    LeafFunction.EQUAL: "=",
+    LeafFunction.NOT_EQUAL: "<>",
+    LeafFunction.LESS_THAN: "<",
+    LeafFunction.LESS_OR_EQUAL: "<=",
+    LeafFunction.GREATER_THAN: ">",
+    LeafFunction.GREATER_OR_EQUAL: ">=",
+    LeafFunction.IS_NULL: "IS NULL",
+    LeafFunction.IS_NOT_NULL: "IS NOT NULL",
+    LeafFunction.IN: "IN",
+    LeafFunction.NOT_IN: "NOT IN",
+}
+_PATTERNS = {
+    LeafFunction.STARTS_WITH: "{}%",
+    LeafFunction.CONTAINS: "%{}%",
+    LeafFunction.END_WITH: "%{}",
+}
 _ARROW_TEXT = {
     LeafFunction.STARTS_WITH: "starts_with",
     LeafFunction.CONTAINS: "match_substring",
@@ -69,7 +86,7 @@ _ARROW_TEXT = {
 
 
 class Expression:
-    """A filter; combine with `&`, `|` and `~`."""
+    """A filter; combine with `&`, `|` and `~`. Its `repr` is the filter as text, as SQL has it."""
 
     __slots__ = ()
 
@@ -99,7 +116,7 @@ class Expression:
         raise TypeError("a filter has no truth value; combine filters with & | ~ and parentheses")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Comparison(Expression):
     """A test of one column."""
 
@@ -122,6 +139,16 @@ class Comparison(Expression):
         if inverse is None:
             return replace(self, negated=not self.negated)
         return replace(self, function=inverse)
+
+    def __repr__(self) -> str:
+        name = t.quote_name(self.name)
+        if self.function in _PATTERNS:
+            pattern = _PATTERNS[self.function].format(self.values[0])
+            return f"{name} {'NOT ' if self.negated else ''}LIKE {_literal_text(pattern)}"
+        sign = _SIGNS[self.function]
+        if self.function in (LeafFunction.IN, LeafFunction.NOT_IN):
+            return f"{name} {sign} ({', '.join(map(_literal_text, self.values))})"
+        return " ".join([name, sign, *map(_literal_text, self.values)])
 
     def resolve(self, schema: Schema) -> Predicate:
         """The predicate to prune by."""
@@ -189,7 +216,7 @@ class Comparison(Expression):
         return column, tuple(canonical(v, column.data_type, self.name) for v in self.values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Combination(Expression):
     """AND or OR of expressions."""
 
@@ -202,6 +229,13 @@ class Combination(Expression):
     def columns(self) -> frozenset[str]:
         """The columns it reads."""
         return frozenset().union(*(child.columns for child in self.children))
+
+    def __repr__(self) -> str:
+        texts = [
+            f"({child!r})" if isinstance(child, Combination) else repr(child)
+            for child in self.children
+        ]
+        return f" {self.function.name} ".join(texts)
 
     def __invert__(self) -> Expression:
         other = (
@@ -322,6 +356,16 @@ class ColumnRef(Expression):
 def col(name: str) -> ColumnRef:
     """A column to build a filter from: `(col("a") > 5) & col("b").is_null()`."""
     return ColumnRef(name)
+
+
+def _literal_text(value: object) -> str:
+    """A value as a filter in text has it (`filter_text.py`)."""
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, int | float):
+        return repr(value)
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    return "'" + text.replace("'", "''") + "'"
 
 
 def arrow_scalar(raw: object, literal: Value, column: Column) -> pa.Scalar:

@@ -25,13 +25,15 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
 from zufluss.model.aggregate import AggFunction
 from zufluss.model.arrow_types import from_arrow
 from zufluss.model.ddl import parse_columns
+from zufluss.model.foreign_schemas import arrow_schema_of
+from zufluss.model.html import html_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +99,11 @@ def _agg_from_json(obj: object, column: str) -> AggFunction | None:
     return AggFunction.named(name, parameters)
 
 
-@dataclass(frozen=True, slots=True)
+REPR_CHARACTERS_MAX: Final = 100
+"""A longer `repr` of a schema has one column per line."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Schema:
     """The columns of a table and its primary key; the module describes the constructor."""
 
@@ -139,25 +145,32 @@ class Schema:
     @classmethod
     def of(
         cls,
-        source: Schema | pa.Schema | str | Iterable[Column],
-        primary_key: Sequence[str] = (),
-        auto_increment_column: Sequence[str] = (),
+        source: Any,
+        primary_key: str | Sequence[str] = (),
+        auto_increment_column: str | Sequence[str] = (),
     ) -> Schema:
-        """A schema from a pyarrow schema, a column list as text, columns, or another schema.
+        """A schema from a column list as text, from columns, or from what another library has.
 
-        Text may have a `PRIMARY KEY (…)` clause; the argument wins.
+        That is a pyarrow schema, a polars `Schema`, a polars or pandas `DataFrame`, or any object
+        that exports an Arrow schema (`model/foreign_schemas.py`). Text may have a
+        `PRIMARY KEY (…)` clause; the argument wins.
+
+        >>> Schema.of("id BIGINT, name STRING", primary_key="id")
+        Schema(id BIGINT NOT NULL, name STRING, PRIMARY KEY (id))
         """
+        primary_key = names_of(primary_key)
+        auto_increment_column = names_of(auto_increment_column)
         if isinstance(source, Schema):
-            return source if not primary_key else replace(source, primary_key=tuple(primary_key))
+            return source if not primary_key else replace(source, primary_key=primary_key)
         if isinstance(source, str):
             texts, key = parse_columns(source)
             columns = [
                 Column(c.name, c.data_type, c.comment, agg_function=c.agg_function) for c in texts
             ]
-            primary_key = primary_key or key
+            primary_key = primary_key or tuple(key)
         else:
-            columns = [_column_of(item) for item in source]
-        return cls(tuple(columns), tuple(primary_key), tuple(auto_increment_column))
+            columns = _columns_of(source)
+        return cls(tuple(columns), primary_key, auto_increment_column)
 
     @classmethod
     def from_json(cls, source: bytes | str | Mapping[str, Any]) -> Self:
@@ -264,17 +277,64 @@ class Schema:
         return len(self.columns)
 
     def __str__(self) -> str:
+        return ", ".join(self._items())
+
+    def _items(self) -> list[str]:
+        """The column list as text, item by item."""
         items = [str(column) for column in self.columns]
         if self.primary_key:
             items.append(f"PRIMARY KEY ({', '.join(map(t.quote_name, self.primary_key))})")
-        return ", ".join(items)
+        return items
+
+    def __repr__(self) -> str:
+        items = self._items()
+        line = f"Schema({', '.join(items)})"
+        return (
+            line
+            if len(line) <= REPR_CHARACTERS_MAX
+            else "Schema(\n  " + ",\n  ".join(items) + "\n)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for column in self.columns:
+            kind = column.data_type.as_nullable(True)
+            null = "" if column.data_type.nullable else "NOT NULL"
+            key = "primary key" if column.name in self.primary_key else ""
+            if column.name in self.auto_increment_column:
+                key = "auto-increment"
+            function = "" if column.agg_function is None else str(column.agg_function)
+            rows.append((column.name, str(kind), null, key or function, column.comment or ""))
+        return html_table(("column", "type", "null", "role", "comment"), rows)
+
+
+def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of columns; a text is one name."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _columns_of(source: Any) -> list[Column]:
+    """The columns of a schema of another library, or of a list of columns and Arrow fields."""
+    arrow = arrow_schema_of(source)
+    if arrow is None and (isinstance(source, Mapping) or not isinstance(source, Iterable)):
+        raise InvalidTableError(
+            f"a {type(source).__module__}.{type(source).__qualname__} is no schema; give a column "
+            "list such as 'id BIGINT, name STRING', a zufluss.Schema, a pyarrow or polars schema, "
+            "or a pyarrow table, polars or pandas DataFrame with the columns"
+        )
+    return [_column_of(item) for item in (source if arrow is None else arrow)]
 
 
 def _column_of(item: Any) -> Column:
     """A column as it is, or the column of an Arrow field."""
     if isinstance(item, Column):
         return item
-    return Column(item.name, from_arrow(item.type, item.nullable))
+    if not hasattr(item, "nullable"):
+        raise InvalidTableError(f"{item!r:.80} is no column; give zufluss.Columns or Arrow fields")
+    try:
+        return Column(item.name, from_arrow(item.type, item.nullable))
+    except InvalidTableError as e:
+        raise InvalidTableError(f"column {item.name!r:.80}: {e.message}") from None
 
 
 def _field_ids(data_type: t.DataType) -> Iterable[int]:

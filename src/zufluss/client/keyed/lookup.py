@@ -35,12 +35,13 @@ from zufluss.client.core.keys import (
 from zufluss.client.keyed.key_reader import LOOKUP, PREFIX_LOOKUP, KeyGroup, KeyReader
 from zufluss.client.keyed.values import ValueDecoder, slices_of
 from zufluss.errors import ZuflussError
+from zufluss.model.html import html_table
 from zufluss.model.table import TableInfo
 
 Missing = Literal["null", "drop"]
 """Whether a key without a row gives a row of nulls or no row."""
-Row: TypeAlias = dict[str, Any]
-"""One row, by column."""
+Key: TypeAlias = dict[str, Any]
+"""One key, by column."""
 KeyValue: TypeAlias = (
     bool | int | float | str | bytes | Decimal | dt.date | dt.time | dt.datetime | np.generic
 )
@@ -51,6 +52,13 @@ SingleKey: TypeAlias = KeyValue | tuple[KeyValue, ...] | Mapping[str, KeyValue]
 _ARROW_INTERFACE: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 PIECE_KEYS: Final = 65_536
 """Keys of a large input that are looked up at a time."""
+
+
+class Row(dict[str, Any]):
+    """The row of a single lookup: a dict by column, which notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        return html_table(("column", "value"), [(name, _shown(self[name])) for name in self])
 
 
 class AsyncLookup:
@@ -64,14 +72,14 @@ class AsyncLookup:
         self._info = info
         self._reader = KeyReader(connection, info, LOOKUP, KeyEncoder.of_stored_key(info))
         self._decoder = ValueDecoder(connection, info)
-        self._waiting: list[tuple[Row, asyncio.Future[Row | None]]] = []
+        self._waiting: list[tuple[Key, asyncio.Future[Row | None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         arrow = info.schema.arrow
         self._nullable = pa.schema([field.with_nullable(True) for field in arrow])
 
     # -- one key -------------------------------------------------------------------------------
 
-    async def one(self, key: Row) -> Row | None:
+    async def one(self, key: Key) -> Row | None:
         """The row of a key given by column, None if there is none."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Row | None] = loop.create_future()
@@ -86,7 +94,7 @@ class AsyncLookup:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _find(self, waiting: list[tuple[Row, asyncio.Future[Row | None]]]) -> None:
+    async def _find(self, waiting: list[tuple[Key, asyncio.Future[Row | None]]]) -> None:
         """Resolve all waiting lookups, with a row or an error."""
         try:
             await self._find_rows(waiting)
@@ -102,7 +110,7 @@ class AsyncLookup:
             failure.__cause__ = e
             _refuse(waiting, failure)
 
-    async def _find_rows(self, waiting: list[tuple[Row, asyncio.Future[Row | None]]]) -> None:
+    async def _find_rows(self, waiting: list[tuple[Key, asyncio.Future[Row | None]]]) -> None:
         async def deliver(answers: list[tuple[KeyGroup, list[bytes | None]]]) -> None:
             positions = np.concatenate([group.positions for group, _ in answers]).tolist()
             values = [value for _, results in answers for value in results]
@@ -121,8 +129,8 @@ class AsyncLookup:
         present = [value for value in values if value is not None]
         if not present:
             return []
-        rows: list[Row] = (await self._decoder.decode(slices_of(present))).to_pylist()
-        return rows
+        decoded = await self._decoder.decode(slices_of(present))
+        return [Row(row) for row in decoded.to_pylist()]
 
     # -- many keys -----------------------------------------------------------------------------
 
@@ -196,7 +204,7 @@ class KeyForm:
         check_primary_key(info, "lookup", "table.scan()")
         return cls(info, prefix_columns(info))
 
-    def single(self, keys: Any) -> Row | None:
+    def single(self, keys: Any) -> Key | None:
         """The single key in `keys`, by column; None if `keys` are several keys."""
         if isinstance(keys, Mapping):
             row = single_row(keys, self._info.schema.arrow)
@@ -214,7 +222,7 @@ class KeyForm:
             keys = {self.columns[0]: keys}
         return to_batches(keys, self._info.schema.arrow, self.columns)
 
-    def _by_column(self, key: Any) -> Row:
+    def _by_column(self, key: Any) -> Key:
         if isinstance(key, Mapping):
             missing = [name for name in self.columns if name not in key]
             if missing:
@@ -239,7 +247,12 @@ def _is_array(keys: Any) -> bool:
     return getattr(keys, "ndim", None) == 1 or type(keys).__name__ == "Series"
 
 
-def _refuse(waiting: Iterable[tuple[Row, asyncio.Future[Row | None]]], why: ZuflussError) -> None:
+def _shown(value: object) -> str:
+    """A value as a notebook shows it; texts as they are."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def _refuse(waiting: Iterable[tuple[Key, asyncio.Future[Row | None]]], why: ZuflussError) -> None:
     for _, future in waiting:
         if not future.done():
             future.set_exception(why)

@@ -50,7 +50,7 @@ BUCKETS_AT_ONCE: Final = 4
 """Buckets that are read at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AsyncKvScan(AsyncScan):
     """What to read of a primary-key table; `table.scan(…)` makes it.
 
@@ -147,8 +147,10 @@ class AsyncKvScan(AsyncScan):
             return LiveRows(self.connection, self.info, self.shape(), resume=self.resume)
         return StoredRows(self.connection, self.info, self.shape())
 
-    def __repr__(self) -> str:
-        return f"<AsyncKvScan {self.info.path}, {self.source}>"
+    def options(self) -> dict[str, str]:
+        """What was chosen, by name, for people."""
+        what = {"reads": f"{self.source} rows"} | super(AsyncKvScan, self).options()
+        return what if self.at is None else what | {"at": str(dict(self.at))}
 
 
 class AsyncKvScanner(AsyncScanner):

@@ -51,7 +51,7 @@ PARTITION_DISCOVERY_MS: Final = 10_000
 """Time between two listings of the partitions by a scan that follows all of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AsyncLogScan(AsyncScan):
     """What to read of a log; `table.scan(…)` or `table.changelog(…)` makes it.
 
@@ -114,8 +114,11 @@ class AsyncLogScan(AsyncScan):
             raise
         return scanner
 
-    def __repr__(self) -> str:
-        return f"<AsyncLogScan {self.info.path}, start {self.start!r}>"
+    def options(self) -> dict[str, str]:
+        """What was chosen, by name, for people."""
+        stop = "never, the log is followed" if self.stop is None else str(self.stop)
+        what = {"reads": "changelog" if self.changelog else "log"}
+        return what | super(AsyncLogScan, self).options() | {"start": str(self.start), "stop": stop}
 
 
 class AsyncLogScanner(AsyncScanner):

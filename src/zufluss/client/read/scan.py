@@ -16,6 +16,7 @@ from zufluss.client.core.offsets import Position, check_buckets
 from zufluss.client.read.arguments import limit_of
 from zufluss.errors import InvalidTableError
 from zufluss.model.expression import Expression
+from zufluss.model.html import html_table
 from zufluss.model.table import TableBucket, TableInfo
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ Source = Literal["live", "snapshot", "log", "union", "lake"]
 """The source of the rows of a scan; `AsyncTable.scan` describes them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AsyncScan(ABC):
     """What to read. Every scan returns its rows as Arrow batches, or all of them at once."""
 
@@ -62,6 +63,27 @@ class AsyncScan(ABC):
             check_buckets(self.buckets, self.info)
         if self.partitions is not None and not self.info.is_partitioned:
             raise InvalidTableError(f"table {self.info.path} is not partitioned")
+
+    def options(self) -> dict[str, str]:
+        """What was chosen, by name, for people; subclasses add theirs."""
+        chosen = {
+            "columns": None if self.columns is None else ", ".join(self.columns),
+            "filter": None if self.filter is None else repr(self.filter),
+            "limit": self.limit,
+            "partitions": None if self.partitions is None else list(self.partitions),
+            "buckets": None if self.buckets is None else list(self.buckets),
+        }
+        return {name: str(value) for name, value in chosen.items() if value is not None}
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name} {text}" for name, text in self.options().items())
+        return f"<{type(self).__name__} {self.info.path}{options}>"
+
+    def _repr_html_(self) -> str:
+        title = f"Scan of {self.info.path}, which is read when it is used"
+        fields = [(field.name, str(field.type)) for field in self.schema]
+        chosen = html_table(("option", "value"), self.options().items(), title)
+        return chosen + html_table(("column", "Arrow type"), fields)
 
     @property
     @abstractmethod

@@ -43,7 +43,7 @@ FOLDED_AT_ONCE: Final = 4
 """Buckets of a primary-key table whose changes are read concurrently."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AsyncUnionScan(AsyncScan):
     """What to read of lake and log; `table.scan(source="union")` or `"lake"` makes it.
 
@@ -101,9 +101,10 @@ class AsyncUnionScan(AsyncScan):
             raise
         return scanner
 
-    def __repr__(self) -> str:
-        what = "lake" if self.lake_only else "lake and log"
-        return f"<AsyncUnionScan {self.info.path}, {what}>"
+    def options(self) -> dict[str, str]:
+        """What was chosen, by name, for people."""
+        what = {"reads": "lake" if self.lake_only else "lake and log"}
+        return what | super(AsyncUnionScan, self).options()
 
 
 class _Part(Protocol):

@@ -146,6 +146,9 @@ class LogScan(Facade[AsyncScan]):
     def schema(self) -> pa.Schema:
         return self._twin.schema
 
+    def _repr_html_(self) -> str:
+        return self._twin._repr_html_()
+
     def open(self) -> LogScanner:
         return self._opened(LogScanner)
 

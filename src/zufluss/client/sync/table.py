@@ -43,6 +43,9 @@ class Table(Facade[AsyncTable]):
         """True if the table was opened with `$lake`."""
         return self._twin.lake_only
 
+    def _repr_html_(self) -> str:
+        return self._twin._repr_html_()
+
     append = makes(AsyncTable.append, AppendWriter)
     upsert = makes(AsyncTable.upsert, UpsertWriter)
     exactly_once_writer = opens(AsyncTable.exactly_once_writer, ExactlyOnceWriter)
