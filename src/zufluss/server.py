@@ -16,13 +16,14 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
 )
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -47,6 +48,7 @@ from zufluss.errors import ConfigError, NetworkError
 from zufluss.expiry import ExpiryClock, expiry_clock
 from zufluss.log.files import Files, files_from_environment
 from zufluss.meta.embedded import EmbeddedStore
+from zufluss.meta.probe import store_probe
 from zufluss.net.client import RpcConnection, open_connection
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
@@ -54,6 +56,7 @@ from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
 from zufluss.obs.lag import LoopLag
 from zufluss.obs.metrics import ReadSamples
+from zufluss.obs.pulse import Pulse
 from zufluss.obs.server import (
     disk_samples,
     lease_samples,
@@ -62,7 +65,7 @@ from zufluss.obs.server import (
     producer_samples,
     registry_samples,
     remote_files_samples,
-    serve_metrics,
+    serve_http,
     tiering_samples,
 )
 from zufluss.record import kernels
@@ -73,6 +76,7 @@ from zufluss.remote.tokens import Tokens
 from zufluss.tablet.coordinator_client import CoordinatorClient
 from zufluss.tablet.findings import tablet_findings
 from zufluss.tablet.link import CoordinatorLink
+from zufluss.tablet.readiness import buckets_state, coordinator_state
 from zufluss.tablet.samples import tablet_samples
 from zufluss.tablet.server import TabletServer
 from zufluss.wire.sasl import PlainAuthenticator
@@ -118,7 +122,7 @@ def _with_lake(conf: Configuration) -> Configuration:
     return conf.with_overrides(embedded_lake(format, data_dir), origin="embedded lake")
 
 
-Serve = Callable[[Configuration, asyncio.Event], Awaitable[None]]
+Serve = Callable[[Configuration, asyncio.Event, "Shown"], Awaitable[None]]
 
 
 def share_interpreter() -> None:
@@ -147,7 +151,8 @@ async def _until_signal(conf: Configuration, serve: Serve) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve(conf, stop)
+    async with _http(conf, stop) as shown:
+        await serve(conf, stop, shown)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -302,7 +307,7 @@ def _ready(server: NetServer, role: str) -> None:
 # -- roles ------------------------------------------------------------------------------------
 
 
-async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
+async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> None:
     """Both roles in one process, on the same ports."""
     conf = _with_lake(conf)
     services = Services()
@@ -312,6 +317,7 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
         expiry = await closing.enter_async_context(_expiry_clock(conf, files))
         store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
         closing.push_async_callback(store.close)
+        shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
         node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
         coordinator = await Coordinator.open(
             conf, store, node, wall_ms, files=files, expiry_ms=expiry.now_ms
@@ -331,13 +337,14 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event) -> None:
             closing.push_async_callback(tablet.close)
             await closing.enter_async_context(orders.pop_all())
         tablet.claim(coordinator.catalog.cluster_id)
+        shown.pulse.watch(buckets_state(tablet))
         await coordinator.attach(_node(tablet.server_id, net), tablet)
         coordinator.register(services)
         services.attach(coordinator.writer_ids)
         tablet.register(services)
         services.attach(Examination(conf, expiry, [tablet_findings(tablet), net_findings(net)]))
         net.on_drain = tablet.fetch.drain
-        shown = [tablet_samples(tablet), *_coordinator_samples(coordinator)]
+        shown.samples.extend([tablet_samples(tablet), *_coordinator_samples(coordinator)])
         await _accept(net, conf, stop, "coordinator and tablet server", shown)
 
 
@@ -356,7 +363,7 @@ def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
     ]
 
 
-async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
+async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Shown) -> None:
     services = Services()
     net = await _bound(conf, services, server_type=1)
     tablets = ServerConnections()
@@ -375,6 +382,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
         expiry = await closing.enter_async_context(_expiry_clock(conf, files))
         store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
         closing.push_async_callback(store.close)
+        shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
         closing.callback(tablets.close)
         coordinator = await Coordinator.open(
             conf,
@@ -389,18 +397,18 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event) -> None:
         coordinator.register(services)
         parts = [cluster_findings(coordinator.image), net_findings(net)]
         services.attach(Examination(conf, expiry, parts))
-        shown = _coordinator_samples(coordinator)
+        shown.samples.extend(_coordinator_samples(coordinator))
         await _accept(net, conf, stop, "coordinator", shown)
 
 
-async def _serve_tablet(conf: Configuration, stop: asyncio.Event) -> None:
+async def _serve_tablet(conf: Configuration, stop: asyncio.Event, shown: Shown) -> None:
     files = files_from_environment()
     async with _expiry_clock(conf, files) as expiry:
-        await _serve_tablet_until(conf, stop, files, expiry)
+        await _serve_tablet_until(conf, stop, files, expiry, shown)
 
 
 async def _serve_tablet_until(
-    conf: Configuration, stop: asyncio.Event, files: Files, expiry: ExpiryClock
+    conf: Configuration, stop: asyncio.Event, files: Files, expiry: ExpiryClock, shown: Shown
 ) -> None:
     host, port = _coordinator_address(conf)
     services = Services()
@@ -426,6 +434,8 @@ async def _serve_tablet_until(
     node = _node(tablet.server_id, net)
     link = CoordinatorLink(node, tablet.image, tablet, coordinator, claim, storage.reports)
     link.register(services)
+    shown.pulse.watch(coordinator_state(link))
+    shown.pulse.watch(buckets_state(tablet))
     joined = asyncio.Event()
     after = AfterJoining(services, joined)
     after.attach(MetadataService(tablet.image, conf, lambda i: home(storage.locations, i).uri))
@@ -443,7 +453,7 @@ async def _serve_tablet_until(
         if joining.done():
             joining.result()
             joined.set()
-            shown = [tablet_samples(tablet), location_samples(storage)]
+            shown.samples.extend([tablet_samples(tablet), location_samples(storage)])
             await _accept(net, conf, stop, "tablet server", shown)
     finally:
         await link.stop()
@@ -489,31 +499,52 @@ async def _accept(
     conf: Configuration,
     stop: asyncio.Event,
     role: str,
-    shown: Sequence[ReadSamples],
+    shown: Shown,
 ) -> None:
-    """Serve until `stop`, then drain; `shown` are the metrics of the role."""
+    """Serve until `stop`, then drain."""
     await net.start()
     disk = disk_samples(Path(conf.get(options.DATA_DIR)))
-    async with _metrics(conf, [net_samples(net, role), disk, *shown]):
-        release_compiler()
-        settle_memory()
-        _ready(net, role)
-        await stop.wait()
-        log.info("stopping", role=role)
-        await net.stop(conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000)
+    shown.samples.extend([net_samples(net, role), disk])
+    release_compiler()
+    settle_memory()
+    shown.pulse.accepting()
+    _ready(net, role)
+    await stop.wait()
+    log.info("stopping", role=role)
+    shown.pulse.note()
+    await net.stop(conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000)
+    shown.samples.clear()  # of parts that are closed next
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a process shows of itself over HTTP; the roles add their parts."""
+
+    pulse: Pulse
+    """Whether the process lives and is ready."""
+    samples: list[ReadSamples]
+    """The metrics."""
 
 
 @asynccontextmanager
-async def _metrics(conf: Configuration, shown: Sequence[ReadSamples]) -> AsyncIterator[None]:
-    """Serve metrics for the length of a block, if that is configured."""
-    lag = LoopLag(asyncio.get_running_loop())
-    endpoint = serve_metrics(conf, [*shown, lag.samples])
+async def _http(conf: Configuration, stop: asyncio.Event) -> AsyncIterator[Shown]:
+    """Serve metrics and probes for the length of a block, if that is configured.
+
+    The endpoint is there before the metadata is opened and until all logs are closed, so that an
+    orchestrator can tell a long recovery from a hang.
+    """
+    loop = asyncio.get_running_loop()
+    lag, shown = LoopLag(loop), Shown(Pulse(loop, stop.is_set), [])
+    shown.samples.append(lag.samples)
+    endpoint = serve_http(conf, shown.samples, shown.pulse)
     if endpoint is not None:
         lag.start()
+        shown.pulse.start()
     try:
-        yield
+        yield shown
     finally:
         lag.stop()
+        shown.pulse.stop()
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)  # a scrape under way waits for this loop
 

@@ -19,23 +19,25 @@ from zufluss.coordinator.lake.queue import TieringState, TieringStatus
 from zufluss.errors import ConfigError
 from zufluss.model.table import TablePath
 from zufluss.obs import metrics
+from zufluss.obs.endpoint import HttpEndpoint
 from zufluss.obs.metrics import (
     METRICS,
     Metric,
     MetricKind,
-    MetricsEndpoint,
     SampleCollector,
     TieringServiceMetrics,
     new_registry,
 )
 from zufluss.obs.server import tiering_samples
 
+from .endpoints import made
+
 PAGE = DOCS / "metrics.md"
 ORDERS = TablePath("shop", "orders")
 CLICKS = TablePath("shop", "clicks")
 
 
-def scrape(endpoint: MetricsEndpoint) -> dict[tuple[str, tuple[str, ...]], float]:
+def scrape(endpoint: HttpEndpoint) -> dict[tuple[str, tuple[str, ...]], float]:
     """Every series as it is served: name and label values."""
     with urllib.request.urlopen(
         f"http://127.0.0.1:{endpoint.port}/metrics", timeout=WAIT_SECONDS
@@ -54,8 +56,8 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def endpoint(registry: CollectorRegistry) -> Iterator[MetricsEndpoint]:
-    served = MetricsEndpoint(registry, "127.0.0.1", 0)
+def endpoint(registry: CollectorRegistry) -> Iterator[HttpEndpoint]:
+    served = made(registry)
     yield served
     served.close()
 
@@ -79,7 +81,7 @@ def test_the_page_shows_every_metric_as_it_is_declared(
 
 
 def test_a_tiering_service_shows_its_rounds(
-    registry: CollectorRegistry, endpoint: MetricsEndpoint
+    registry: CollectorRegistry, endpoint: HttpEndpoint
 ) -> None:
     service = TieringServiceMetrics(registry)
     service.round_ended("committed", 1.5)
@@ -115,7 +117,7 @@ def status(path: TablePath, state: TieringState, **values: int | None) -> Tierin
 
 
 def test_the_queue_of_the_coordinator_is_shown_table_by_table(
-    registry: CollectorRegistry, endpoint: MetricsEndpoint
+    registry: CollectorRegistry, endpoint: HttpEndpoint
 ) -> None:
     tables = [
         status(ORDERS, TieringState.PENDING, pending_ms=2_000, failures=4),
@@ -138,20 +140,20 @@ def test_the_queue_of_the_coordinator_is_shown_table_by_table(
     }
 
 
-def test_a_process_shows_itself(endpoint: MetricsEndpoint) -> None:
+def test_a_process_shows_itself(endpoint: HttpEndpoint) -> None:
     assert scrape(endpoint)["process_resident_memory_bytes", ()] > 0
 
 
 def test_a_port_that_is_taken_is_named_with_the_way_out(
-    registry: CollectorRegistry, endpoint: MetricsEndpoint
+    registry: CollectorRegistry, endpoint: HttpEndpoint
 ) -> None:
     with pytest.raises(ConfigError, match=rf"metrics\.port.*{endpoint.port}.*another port"):
-        MetricsEndpoint(registry, "127.0.0.1", endpoint.port)
+        made(registry, endpoint.port)
 
 
 def test_closing_frees_port_and_thread(registry: CollectorRegistry) -> None:
     before = threading.active_count()
-    endpoint = MetricsEndpoint(registry, "127.0.0.1", 0)
+    endpoint = made(registry)
     scrape(endpoint)
     endpoint.close()
     assert threading.active_count() <= before + 1, "the answer's own thread may still end"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -143,6 +145,11 @@ def test_the_command_tiers_tables_until_it_is_told_to_stop(lake: DevServer) -> N
     with TieringProcess(lake.bootstrap, options) as process:
         append(driver.connection, path, rows(100))
         eventually(lambda: tiered(driver.connection, path))
+        port = re.search(r"metrics_served .*port=(\d+)", process.log())
+        assert port is not None
+        for probe in ("health", "ready"):
+            with urllib.request.urlopen(f"http://localhost:{port[1]}/{probe}") as answer:
+                assert answer.status == 200
         assert process.stop() == 0
         assert "round_finished" in process.log()
     assert sorted(lake_rows(driver.admin.table_info(path))["id"].to_pylist()) == list(range(100))

@@ -592,8 +592,8 @@ ZUFLUSS_LOGGING_FORMAT = enum_option(
 ZUFLUSS_METRICS_PORT = int_option(
     "zufluss.metrics.port",
     None,
-    "Serve metrics for Prometheus on this port (`docs/metrics.md`); 0 chooses a free port. Without "
-    "it no metrics are served.",
+    "Serve metrics for Prometheus (`docs/metrics.md`) and the probes `/health` and `/ready` "
+    "(`docs/server.md`) on this port; 0 chooses a free port. Without it nothing is served.",
     minimum=0,
     maximum=65535,
 )

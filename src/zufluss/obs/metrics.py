@@ -1,7 +1,7 @@
-"""Every metric, declared once, and how a process serves them to Prometheus.
+"""Every metric, declared once.
 
-A process with `zufluss.metrics.port` answers `GET /metrics` on it, in a thread of its own. A server
-is asked for numbers it has anyway when somebody looks (`server.py` beside this module), so that the
+A process with `zufluss.metrics.port` serves its metrics to Prometheus (`endpoint.py`). A server is
+asked for numbers it has anyway when somebody looks (`server.py` beside this module), so that the
 paths of requests do no work for it; a tiering service counts rounds. Names, labels and meanings
 stand in the declarations below and nowhere else; `docs/metrics.md` is generated from them:
 
@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from zufluss.errors import ConfigError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -496,29 +494,6 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
-class MetricsEndpoint:
-    """A registry served over HTTP in a thread."""
-
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        from prometheus_client import start_http_server
-
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as e:
-            raise ConfigError(
-                f"zufluss.metrics.port: cannot serve metrics on {host}:{port}: {e.strerror}; "
-                "choose another port, 0 takes a free one"
-            ) from e
-        self.port: int = self._server.server_port
-        """The port it listens on."""
-
-    def close(self) -> None:
-        """Stop serving. Not from an event loop that a collector waits for."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
 # -- The page ----------------------------------------------------------------------------------
 
 INTRODUCTION = """\
@@ -528,7 +503,8 @@ INTRODUCTION = """\
 
 A server or tiering service with `zufluss.metrics.port` answers `GET /metrics` in the format of
 Prometheus; `zufluss.metrics.host` says on which address, `localhost` by default, because whoever
-reaches it may read it. Without a port nothing is served and nothing is loaded for it.
+reaches it may read it. Without a port nothing is served and nothing is loaded for it. The same port
+answers `/health` and `/ready` ([server.md](server.md#probes)).
 
 ```
 zufluss dev -D zufluss.metrics.port=9464

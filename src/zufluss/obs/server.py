@@ -21,7 +21,9 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode
 from zufluss.obs import metrics
-from zufluss.obs.metrics import MetricsEndpoint, ReadSamples, Sample, SampleCollector
+from zufluss.obs.endpoint import HttpEndpoint
+from zufluss.obs.metrics import ReadSamples, Sample, SampleCollector
+from zufluss.obs.pulse import Pulse
 from zufluss.wire.api import APIS
 
 if TYPE_CHECKING:
@@ -39,8 +41,13 @@ SCRAPE_SECONDS = 10.0
 """How long a scrape waits for the event loop."""
 
 
-def serve_metrics(conf: Configuration, sources: Sequence[ReadSamples]) -> MetricsEndpoint | None:
-    """Serve what these sources read, if a port is configured. Call it on the event loop."""
+def serve_http(
+    conf: Configuration, sources: Sequence[ReadSamples], pulse: Pulse
+) -> HttpEndpoint | None:
+    """Serve what the sources read and the pulse, if a port is configured. Call it on the loop.
+
+    Sources that are added to `sources` later are served from then on.
+    """
     port = conf.get(options.ZUFLUSS_METRICS_PORT)
     if port is None:
         return None
@@ -55,7 +62,7 @@ def serve_metrics(conf: Configuration, sources: Sequence[ReadSamples]) -> Metric
     registry = metrics.new_registry()
     registry.register(SampleCollector(samples))
     host = conf.get(options.ZUFLUSS_METRICS_HOST)
-    endpoint = MetricsEndpoint(registry, host, port)
+    endpoint = HttpEndpoint(registry, host, port, health=pulse.health, ready=pulse.ready)
     log.info("metrics_served", address=f"http://{host}:{endpoint.port}/metrics")
     return endpoint
 

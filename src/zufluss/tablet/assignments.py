@@ -60,6 +60,8 @@ class Assignments:
         self._epoch_ended = epoch_ended
         self._orders: dict[TableBucket, ReplicaAssignment] = {}
         """The last order for each bucket that was opened here."""
+        self.progress = (0, 0)
+        """Buckets of the last whole assignment that were opened or refused, and all of them."""
         self._stopped = False
         self._orders_under_way = 0
         self._closing: dict[Replica, bool] = {}
@@ -81,9 +83,11 @@ class Assignments:
 
     async def open_all(self, assignments: Sequence[ReplicaAssignment]) -> None:
         """Open these buckets and lead them; the others are served when some are refused."""
+        self.progress = (0, len(assignments))
         remotes = await self._remotes(assignments)
-        for assignment in assignments:
+        for done, assignment in enumerate(assignments, 1):
             await self._open_or_refuse(assignment, remotes)
+            self.progress = (done, len(assignments))
 
     async def _open_or_refuse(
         self, assignment: ReplicaAssignment, remotes: Mapping[TableBucket, BucketRemote | None]

@@ -14,6 +14,7 @@ The image is changed in place and never replaced, so everybody who holds it sees
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -44,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 3.0
 """Time between heartbeats; five of them fit into a session."""
+LOST_SECONDS = 5 * HEARTBEAT_SECONDS
+"""A coordinator that has not answered for a session is lost, and has given up this server."""
 PASSED_ON = (
     ApiKey.GET_LAKE_SNAPSHOT,
     ApiKey.GET_LATEST_KV_SNAPSHOTS,
@@ -66,11 +69,14 @@ class CoordinatorLink:
         coordinator: CoordinatorClient,
         check_cluster: Callable[[str], None],
         reports: Callable[[], Sequence[HealthReport]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`check_cluster` gets the cluster's id before anything is deleted, and may refuse.
 
         `reports` says what this server saw of each remote location, for heartbeats.
         """
+        self._clock = clock
+        self._answered: float | None = None
         self.server_epoch = NOT_REGISTERED
         self._node = node
         self._image = image
@@ -97,6 +103,17 @@ class CoordinatorLink:
         """Send no more heartbeats."""
         await end(self._task)
 
+    @property
+    def silent_seconds(self) -> float | None:
+        """Seconds since the coordinator answered last; None before its first answer."""
+        return None if self._answered is None else self._clock() - self._answered
+
+    @property
+    def lost(self) -> bool:
+        """Whether the coordinator has not answered for a session."""
+        silent = self.silent_seconds
+        return silent is not None and silent > LOST_SECONDS
+
     async def join(self) -> None:
         """Register once, and take over the picture and the buckets in the answer."""
         request = m.RegisterTabletServerRequest(
@@ -115,6 +132,7 @@ class CoordinatorLink:
             producers = await _producers(answer.producers)
             await self._tablet.assign(self._image, replicas, producers)
             self.server_epoch = answer.server_epoch
+        self._answered = self._clock()
         log.info("registered", server_id=self._node.node_id, epoch=self.server_epoch)
 
     async def heartbeat(self) -> None:
@@ -132,6 +150,7 @@ class CoordinatorLink:
                 raise
             await self.join()
         else:
+            self._answered = self._clock()
             if answer.HasField("locations"):  # an update was lost
                 await self._update_locations(answer.locations)
 

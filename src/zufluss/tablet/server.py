@@ -137,7 +137,8 @@ class TabletServer:
         self.scans = ScanService(conf, buckets, self.pin_states, tasks, may_read, monotonic)
 
         self.assignments = self._assignments(remote, restorer)
-        self._started = False
+        self.started = False
+        """Whether every bucket of the first assignment was opened or refused."""
 
     def _assignments(self, remote: RemoteContext, restorer: Restorer) -> Assignments:
         """The buckets of this server, and the parts that follow their opening and closing."""
@@ -205,8 +206,8 @@ class TabletServer:
                 self.buckets.alter(entry)
             self.snapshots.ask_again()
             await self.assignments.open_all(replicas)
-        if not self._started:
-            self._started = True
+        if not self.started:
+            self.started = True
             self._begin_periodic_work()
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:

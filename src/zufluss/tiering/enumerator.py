@@ -77,6 +77,7 @@ class Enumerator:
         self._asking = True
         self._closed = False
         self._away = 0
+        self._answered = False
         self._thread = threading.Thread(target=self._run, name="tiering-heartbeat", daemon=True)
 
     # -- what the service calls ----------------------------------------------------------------
@@ -105,6 +106,19 @@ class Enumerator:
         """The leases of running rounds."""
         with self._lock:
             return list(self._running.values())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread of the heartbeats runs."""
+        return self._thread.is_alive()
+
+    def problems(self) -> list[str]:
+        """Why the service cannot get tables at present; for any thread."""
+        if not self._asking:
+            return ["the service stops"]
+        if self._away:
+            return [f"the coordinator did not answer the last {self._away} heartbeats"]
+        return [] if self._answered else ["the coordinator has not answered yet"]
 
     def drain(self) -> None:
         """Ask for no more tables; the leases of running rounds are still renewed."""
@@ -185,6 +199,7 @@ class Enumerator:
         if self._away:
             _say("info", "coordinator_back", heartbeats_missed=self._away)
         self._away = 0
+        self._answered = True
         for table_id, problem in answer.refused.items():
             self._lose(table_id, problem)
         if answer.table is None:

@@ -27,7 +27,9 @@ from rich.console import Console
 
 import zufluss
 from zufluss.errors import ConfigError, NetworkError, RequestTimeoutError, ZuflussError
+from zufluss.obs.endpoint import ProbeAnswer
 from zufluss.obs.logging import configure
+from zufluss.obs.pulse import ALIVE, STARTING
 from zufluss.tiering.options import (
     BOOTSTRAP_SERVERS,
     METRICS_HOST,
@@ -45,6 +47,8 @@ from zufluss.tiering.service import TieringService, no_step
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from zufluss.obs.metrics import TieringServiceMetrics
+
 READY: Final = "zufluss tiering ready"
 DAEMON_KEY: Final = "spark.python.daemon.module"
 DAEMON: Final = "zufluss.tiering.daemon"
@@ -60,15 +64,18 @@ def run(options: TieringOptions, on_step: OnStep = no_step) -> int:
     endings: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     with ExitStack() as stack:
         bootstrap = options[BOOTSTRAP_SERVERS]
+        probes = ServiceProbes()
+        counts = _served(options, probes, stack)
         connection = stack.enter_context(zufluss.connect(bootstrap, **options.client))
         runner = _runner(options, stack)
         stack.enter_context(_signals(endings))
         _watch_submit(endings)
-        progress = _counted(options, _shown(stack), stack)
+        progress = _counted(counts, _shown(stack))
         service = TieringService(
             connection, runner, options, progress=progress, on_step=on_step, failed=endings.put
         )
         with service:
+            probes.service = service
             print(f"{READY}: {bootstrap}", flush=True)
             problem = endings.get()
     if problem is not None:
@@ -113,18 +120,50 @@ def _shown(stack: ExitStack) -> Progress:
     return live
 
 
-def _counted(options: TieringOptions, progress: Progress, stack: ExitStack) -> Progress:
-    """The progress with metrics in addition, if a metrics port is configured."""
+class ServiceProbes:
+    """Answers the probes of the process, also before there is a service."""
+
+    def __init__(self) -> None:
+        self.service: TieringService | None = None
+        """The service, once it was started."""
+
+    def health(self) -> ProbeAnswer:
+        """Whether the service runs; a process that starts is alive."""
+        return ProbeAnswer(True, ALIVE) if self.service is None else self.service.health()
+
+    def ready(self) -> ProbeAnswer:
+        """Whether the service gets tables."""
+        if self.service is None:
+            return ProbeAnswer(False, STARTING, ("the Spark session starts",))
+        return self.service.ready()
+
+
+def _served(
+    options: TieringOptions, probes: ServiceProbes, stack: ExitStack
+) -> TieringServiceMetrics | None:
+    """Serve metrics and probes, if a port is configured; returns the metrics."""
     port = options[METRICS_PORT]
     if port is None:
-        return progress
-    from zufluss.obs.metrics import MetricsEndpoint, TieringServiceMetrics, new_registry
-    from zufluss.tiering.progress import MetricsProgress
+        return None
+    from zufluss.obs.endpoint import HttpEndpoint
+    from zufluss.obs.metrics import TieringServiceMetrics, new_registry
 
     registry = new_registry()
-    endpoint = MetricsEndpoint(registry, options[METRICS_HOST], port)
+    endpoint = HttpEndpoint(
+        registry, options[METRICS_HOST], port, health=probes.health, ready=probes.ready
+    )
     stack.callback(endpoint.close)
-    return MetricsProgress(TieringServiceMetrics(registry), progress)
+    structlog.get_logger("zufluss.tiering").info("metrics_served", port=endpoint.port)
+    return TieringServiceMetrics(registry)
+
+
+def _counted(counts: TieringServiceMetrics | None, progress: Progress) -> Progress:
+    """The progress with metrics in addition, if there are some."""
+    if counts is None:
+        return progress
+    from zufluss.tiering.progress import MetricsProgress
+
+    return MetricsProgress(counts, progress)
 
 
 def main(arguments: Sequence[str] | None = None, on_step: OnStep = no_step) -> int:

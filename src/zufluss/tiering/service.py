@@ -20,6 +20,8 @@ import structlog
 
 from zufluss.client.sync.connection import Connection
 from zufluss.client.tiering import TieringClient, TieringStats
+from zufluss.obs.endpoint import ProbeAnswer
+from zufluss.obs.pulse import ALIVE, READY, STUCK, UNREADY
 from zufluss.tiering import options as o
 from zufluss.tiering.enumerator import Enumerator
 from zufluss.tiering.progress import LogProgress, Progress
@@ -66,12 +68,28 @@ class TieringService:
         self._on_step = on_step
         self._failed = failed
         self._upkeep = Upkeep(self._cluster)
+        self._stopping = False
         self._queue: queue.SimpleQueue[RoundLease | None] = queue.SimpleQueue()
         self._enumerator = Enumerator(tiering, options, self._queue.put, self._cancel)
         self._workers = [
             runner.thread(self._work, f"tiering-{number}")
             for number in range(options[o.PARALLEL_TABLES])
         ]
+
+    def health(self) -> ProbeAnswer:
+        """Whether the threads of the service run. Without its Spark session the process ends."""
+        running = self._enumerator.alive and all(worker.is_alive() for worker in self._workers)
+        if running or self._stopping:
+            return ProbeAnswer(True, ALIVE)
+        return ProbeAnswer(False, STUCK, ("threads of the service have ended",))
+
+    def ready(self) -> ProbeAnswer:
+        """Whether the service gets tables from the coordinator."""
+        problems = tuple(self._enumerator.problems())
+        if problems:
+            return ProbeAnswer(False, UNREADY, problems)
+        health = self.health()
+        return ProbeAnswer(True, READY) if health.ok else health
 
     def start(self) -> None:
         """Start to tier tables."""
@@ -81,6 +99,7 @@ class TieringService:
 
     def stop(self) -> None:
         """Stop gracefully; returns when all rounds are reported."""
+        self._stopping = True
         self._enumerator.drain()
         for _ in self._workers:
             self._queue.put(None)
