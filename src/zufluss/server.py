@@ -58,6 +58,7 @@ from zufluss.obs.lag import LoopLag
 from zufluss.obs.metrics import ReadSamples
 from zufluss.obs.pulse import Pulse
 from zufluss.obs.server import (
+    ServerDescription,
     disk_samples,
     lease_samples,
     location_samples,
@@ -97,6 +98,10 @@ SWITCH_SECONDS = 0.0002
 while the turns of a busy loop are shorter: between two of them the loop lets go of the interpreter
 for an instant, too short for another thread, whose wait begins anew each time. A transaction of
 2 ms then lasts as long as the loop is busy."""
+BOTH_ROLES, COORDINATOR, TABLET_SERVER = (
+    "coordinator and tablet server", "coordinator", "tablet server",
+)  # fmt: skip
+"""Roles of a process, as people read them."""
 CONNECT_TIMEOUT_MS = 10_000
 """How long one server waits for another to accept a connection."""
 
@@ -343,9 +348,10 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
         services.attach(coordinator.writer_ids)
         tablet.register(services)
         services.attach(Examination(conf, expiry, [tablet_findings(tablet), net_findings(net)]))
+        services.attach(shown.describe(BOTH_ROLES))
         net.on_drain = tablet.fetch.drain
         shown.samples.extend([tablet_samples(tablet), *_coordinator_samples(coordinator)])
-        await _accept(net, conf, stop, "coordinator and tablet server", shown)
+        await _accept(net, conf, stop, BOTH_ROLES, shown)
 
 
 def _expiry_clock(conf: Configuration, files: Files) -> AbstractAsyncContextManager[ExpiryClock]:
@@ -397,8 +403,9 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
         coordinator.register(services)
         parts = [cluster_findings(coordinator.image), net_findings(net)]
         services.attach(Examination(conf, expiry, parts))
+        services.attach(shown.describe(COORDINATOR))
         shown.samples.extend(_coordinator_samples(coordinator))
-        await _accept(net, conf, stop, "coordinator", shown)
+        await _accept(net, conf, stop, COORDINATOR, shown)
 
 
 async def _serve_tablet(conf: Configuration, stop: asyncio.Event, shown: Shown) -> None:
@@ -444,6 +451,7 @@ async def _serve_tablet_until(
     after.attach(WriterIds(coordinator.allocate_writer_ids))
     tablet.register(after)
     after.attach(Examination(conf, expiry, [tablet_findings(tablet), net_findings(net)]))
+    after.attach(shown.describe(TABLET_SERVER))
     net.on_drain = tablet.fetch.drain
     try:
         await net.start()  # first: the coordinator calls back as soon as it knows us
@@ -454,7 +462,7 @@ async def _serve_tablet_until(
             joining.result()
             joined.set()
             shown.samples.extend([tablet_samples(tablet), location_samples(storage)])
-            await _accept(net, conf, stop, "tablet server", shown)
+            await _accept(net, conf, stop, TABLET_SERVER, shown)
     finally:
         await link.stop()
         await tablet.close()
@@ -522,8 +530,14 @@ class Shown:
 
     pulse: Pulse
     """Whether the process lives and is ready."""
+    lag: LoopLag
+    """How late the event loop was."""
     samples: list[ReadSamples]
     """The metrics."""
+
+    def describe(self, role: str) -> ServerDescription:
+        """The handler that answers the metrics to clients."""
+        return ServerDescription(role, self.samples, self.lag)
 
 
 @asynccontextmanager
@@ -534,11 +548,12 @@ async def _http(conf: Configuration, stop: asyncio.Event) -> AsyncIterator[Shown
     orchestrator can tell a long recovery from a hang.
     """
     loop = asyncio.get_running_loop()
-    lag, shown = LoopLag(loop), Shown(Pulse(loop, stop.is_set), [])
+    lag = LoopLag(loop)
+    shown = Shown(Pulse(loop, stop.is_set), lag, [])
     shown.samples.append(lag.samples)
     endpoint = serve_http(conf, shown.samples, shown.pulse)
     if endpoint is not None:
-        lag.start()
+        lag.begin()
         shown.pulse.start()
     try:
         yield shown

@@ -19,6 +19,7 @@ from zufluss.client.core.cluster import ClusterConnection, Path, as_path
 from zufluss.client.core.durations import Duration
 from zufluss.client.core.metadata import PROBLEM, ServerFinding, ServerNode
 from zufluss.client.core.offsets import Position, places_of
+from zufluss.client.core.servers import ServerInfo, server_info
 from zufluss.client.keyed import snapshots
 from zufluss.client.keyed.scan_info import KvScanInfo, end_kv_scans, list_kv_scans
 from zufluss.client.keyed.snapshots import KvSnapshotInfo, KvSnapshotMetadata
@@ -496,6 +497,22 @@ class AsyncAdmin:
                 ServerFinding(server, f.severity, f.subject, f.text) for f in answer.findings
             ]
         return findings
+
+    async def describe_servers(self) -> list[ServerInfo]:
+        """Return version, role, uptime and metrics of every server that answers."""
+        infos: list[ServerInfo] = []
+        for address in dict.fromkeys(node.address for node in await self.server_nodes()):
+            try:
+                socket = await self._connection.socket(address)
+                answer = await socket.call(
+                    ApiKey.DESCRIBE_SERVER,
+                    m.DescribeServerRequest(),
+                    timeout_ms=self._connection.options.request_timeout_ms,
+                )
+            except (NetworkError, RequestTimeoutError):
+                continue  # `examine_servers` reports it
+            infos.append(server_info(f"{address[0]}:{address[1]}", answer))
+        return infos
 
     # -- remote locations and configuration ----------------------------------------------------
 

@@ -37,8 +37,13 @@ class LoopLag:
         self._longest = 0.0
         self._longest_before = 0.0
 
+    def begin(self) -> None:
+        """Begin to measure, unless that has begun."""
+        if self._timer is None:
+            self.start()
+
     def start(self) -> None:
-        """Begin to measure."""
+        """Set the timer."""
         self._due = self._clock() + PERIOD_SECONDS
         self._timer = self._loop.call_later(PERIOD_SECONDS, self._wake)
 

@@ -108,12 +108,18 @@ DISK_FREE_BYTES = server_metric(
     "zufluss_disk_free_bytes",
     "Free bytes of the disk with `data.dir`. A server whose disk is full refuses writes for now.",
 )
+DISK_SIZE_BYTES = server_metric(
+    "zufluss_disk_size_bytes", "Size of the disk with `data.dir`, free or not."
+)
 LOOP_LAG_SECONDS_MAX = server_metric(
     "zufluss_loop_lag_seconds_max",
     "The longest time in the last minute or two that the event loop was late for a timer that "
     "falls due ten times a second; all clients wait meanwhile. Holds below 0.1 s may be missed.",
 )
 CONNECTIONS = server_metric("zufluss_connections", "Open connections.")
+CONNECTIONS_MAX = server_metric(
+    "zufluss_connections_max", "Connections that the server accepts at most."
+)
 STRANGERS = server_metric(
     "zufluss_strangers", "Connections whose client has not logged in or sent a request yet."
 )
@@ -171,6 +177,29 @@ REMOTE_EFFECTIVE_WEIGHT = server_metric(
     "The current weight of a remote location, after health and adaptive weights.",
     OF_LOCATION,
 )
+TABLE_BUCKETS = tablet_metric(
+    "zufluss_table_buckets", "Buckets of the table that this server serves.", OF_TABLE
+)
+TABLE_ROWS = tablet_metric(
+    "zufluss_table_rows",
+    "Rows in the buckets of the table on this server: records of a log table, keys of a "
+    "primary-key table. Not served for tables whose rows are not counted.",
+    OF_TABLE,
+)
+TABLE_RECORDS = tablet_metric(
+    "zufluss_table_records",
+    "Records that were ever written to the logs of these buckets, their high watermarks added up. "
+    "Those of a primary-key table are changes.",
+    OF_TABLE,
+)
+TABLE_RECORD_RATE = tablet_metric(
+    "zufluss_table_records_per_second",
+    "Records per second that were written to these logs, on average over the last minute.",
+    OF_TABLE,
+)
+TABLE_LOG_SIZE_BYTES = tablet_metric(
+    "zufluss_table_log_size_bytes", "Size of these logs on the disk of this server.", OF_TABLE
+)
 BUCKETS = tablet_metric("zufluss_buckets", "Buckets that this server serves.")
 BUCKETS_REFUSED = tablet_metric(
     "zufluss_buckets_refused",
@@ -202,6 +231,11 @@ REMOTE_LOG_FAILURES = tablet_metric(
 KV_MEMORY_BYTES = tablet_metric(
     "zufluss_kv_memory_bytes",
     "Key-value memory in use, out of `zufluss.kv.memory`. Most of it may be given up at any time.",
+)
+KV_MEMORY_BUDGET_BYTES = tablet_metric(
+    "zufluss_kv_memory_budget_bytes",
+    "Key-value memory that may be used: `zufluss.kv.memory`. Served once there is a primary-key "
+    "table.",
 )
 KV_MEMORY_DIRTY_BYTES = tablet_metric(
     "zufluss_kv_memory_dirty_bytes",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from zufluss.obs import metrics
 from zufluss.obs.endpoint import HttpEndpoint
 from zufluss.obs.metrics import ReadSamples, Sample, SampleCollector
 from zufluss.obs.pulse import Pulse
+from zufluss.obs.lag import LoopLag
+from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from zufluss.coordinator.remote.keeper import RemoteKeeper
     from zufluss.coordinator.remote.locations import LocationRegistry
     from zufluss.net.server import NetServer
+    from zufluss.net.services import RequestContext
     from zufluss.remote.storage import RemoteStorage
 
 log = structlog.get_logger(__name__)
@@ -67,11 +71,48 @@ def serve_http(
     return endpoint
 
 
+class ServerDescription:
+    """The handler of DESCRIBE_SERVER, which answers the metrics also where no port is configured."""
+
+    def __init__(
+        self,
+        role: str,
+        samples: Sequence[ReadSamples],
+        lag: LoopLag,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`lag` is measured from the first request on."""
+        self._role = role
+        self._samples = samples
+        self._lag = lag
+        self._clock = clock
+        self._began = clock()
+
+    async def describe_server(
+        self, request: m.DescribeServerRequest, context: RequestContext
+    ) -> m.DescribeServerResponse:
+        """DESCRIBE_SERVER (30051): version, role, uptime and all samples."""
+        self._lag.begin()
+        response = m.DescribeServerResponse(
+            version=__version__,
+            role=self._role,
+            uptime_ms=round((self._clock() - self._began) * 1000),
+        )
+        for source in self._samples:
+            for sample in source():
+                response.samples.add(
+                    metric=sample.metric.name, labels=sample.labels, value=sample.value
+                )
+        return response
+
+
 def disk_samples(data_dir: Path) -> ReadSamples:
     """The disk of a server."""
 
     def read() -> Iterable[Sample]:
-        yield Sample(metrics.DISK_FREE_BYTES, shutil.disk_usage(data_dir).free)
+        usage = shutil.disk_usage(data_dir)
+        yield Sample(metrics.DISK_FREE_BYTES, usage.free)
+        yield Sample(metrics.DISK_SIZE_BYTES, usage.total)
 
     return read
 
@@ -82,6 +123,7 @@ def net_samples(net: NetServer, role: str) -> ReadSamples:
     def read() -> Iterable[Sample]:
         yield Sample(metrics.SERVER_INFO, 1, (__version__, role))
         yield Sample(metrics.CONNECTIONS, len(net.connections))
+        yield Sample(metrics.CONNECTIONS_MAX, net.limits.connections_max)
         yield Sample(metrics.STRANGERS, len(net.strangers))
         for reason, count in net.closed.items():
             yield Sample(metrics.CLOSED_CONNECTIONS, count, (reason,))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
+from zufluss.errors import InvalidTableError
 from zufluss.kv.cold.open_databases import OPEN
 from zufluss.log.holds import Holder
 from zufluss.obs import metrics
 from zufluss.obs.metrics import ReadSamples, Sample
 from zufluss.tablet.buckets import TableState
+from zufluss.tablet.rates import records
 from zufluss.tablet.server import TabletServer
 
 
@@ -30,11 +33,24 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield from _scan_samples(tablet)
         yield Sample(metrics.PRODUCER_PUTS_FENCED, tablet.put.fenced)
         yield Sample(metrics.UNDO_KEYS, tablet.undos.keys_total)
+        yield from _table_samples(tablet)
         for table in tables:
             if table.settings.tiered:
                 yield Sample(metrics.UNTIERED_ROWS, _untiered(table), tuple(table.info.path))
 
     return read
+
+
+def _table_samples(tablet: TabletServer) -> Iterable[Sample]:
+    """Buckets, rows, records and bytes of each table."""
+    for table_id, table in tablet.buckets.tables.items():
+        labels, replicas = tuple(table.info.path), table.replicas.values()
+        yield Sample(metrics.TABLE_BUCKETS, len(replicas), labels)
+        yield Sample(metrics.TABLE_RECORDS, records(table), labels)
+        yield Sample(metrics.TABLE_RECORD_RATE, tablet.rates.of(table_id), labels)
+        yield Sample(metrics.TABLE_LOG_SIZE_BYTES, sum(r.log.size for r in replicas), labels)
+        with suppress(InvalidTableError):  # its rows are not counted
+            yield Sample(metrics.TABLE_ROWS, sum(r.row_count() for r in replicas), labels)
 
 
 def _memory_samples(tablet: TabletServer) -> Iterable[Sample]:
@@ -45,6 +61,7 @@ def _memory_samples(tablet: TabletServer) -> Iterable[Sample]:
         arena = memory.arena
         in_use = arena.budget - arena.segment_bytes - arena.free_bytes
         yield Sample(metrics.KV_MEMORY_BYTES, in_use)
+        yield Sample(metrics.KV_MEMORY_BUDGET_BYTES, arena.budget)
         yield Sample(metrics.KV_MEMORY_DIRTY_BYTES, memory.dirty_bytes)
         yield Sample(metrics.KV_MEMORY_REFUSALS, memory.refusals)
 

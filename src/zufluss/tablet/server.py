@@ -53,6 +53,7 @@ from zufluss.tablet.lookup import LookupHandler
 from zufluss.tablet.produce import ProduceHandler
 from zufluss.tablet.producers import KnownProducers
 from zufluss.tablet.put import AllocateIds, PutHandler
+from zufluss.tablet.rates import NOTE_SECONDS, TableRates
 from zufluss.tablet.remote.context import RemoteContext
 from zufluss.tablet.remote.kv_snapshots import KvSnapshotter
 from zufluss.tablet.remote.logs import RemoteLogRunner
@@ -136,6 +137,7 @@ class TabletServer:
         self.pin_states = PinStates(conf, buckets, self.kv, rebuilder, contention, tasks)
         self.scans = ScanService(conf, buckets, self.pin_states, tasks, may_read, monotonic)
 
+        self.rates = TableRates(buckets, monotonic)
         self.assignments = self._assignments(remote, restorer)
         self.started = False
         """Whether every bucket of the first assignment was opened or refused."""
@@ -293,6 +295,7 @@ class TabletServer:
         tasks.repeat(TIMEOUT_CHECK_SECONDS, self._expire_requests)
         tasks.repeat(LOOK_AFTER_SECONDS, self._durability.commit)
         tasks.repeat(LOOK_AFTER_SECONDS, self.assignments.look_after)
+        tasks.repeat(NOTE_SECONDS, self.rates.note)
         retention_seconds = conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000
         tasks.repeat(retention_seconds, self._expire_data)
         scanner_seconds = conf.get(options.KV_SCANNER_EXPIRATION_INTERVAL) / 1000

@@ -123,6 +123,7 @@ class ApiKey(IntEnum):
     GET_PRODUCER_ACTIVITY = 30045
     UNDO_PRODUCER = 30046
     EXAMINE_SERVER = 30050
+    DESCRIBE_SERVER = 30051
 
 
 EXTENSION_KEY_MIN: Final = 30000
@@ -180,6 +181,7 @@ _OUR_CLIENTS: Final = frozenset(
         ApiKey.LIST_PRODUCERS,
         ApiKey.UNDO_PRODUCER,
         ApiKey.EXAMINE_SERVER,
+        ApiKey.DESCRIBE_SERVER,
     }
 )
 _TABLET_ONLY: Final = frozenset(
@@ -233,6 +235,7 @@ _BOTH_ROLES: Final = frozenset(
         ApiKey.DESCRIBE_CLUSTER_CONFIGS,
         ApiKey.GET_CLUSTER_HEALTH,
         ApiKey.EXAMINE_SERVER,
+        ApiKey.DESCRIBE_SERVER,
     }
 )
 

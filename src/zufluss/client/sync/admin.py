@@ -45,6 +45,7 @@ class Admin(Facade[AsyncAdmin]):
     list_producers = waits(AsyncAdmin.list_producers)
     drop_producer = waits(AsyncAdmin.drop_producer)
     server_nodes = waits(AsyncAdmin.server_nodes)
+    describe_servers = waits(AsyncAdmin.describe_servers)
     examine_servers = waits(AsyncAdmin.examine_servers)
     locations = waits(AsyncAdmin.locations)
     alter_location = waits(AsyncAdmin.alter_location)

@@ -2597,3 +2597,80 @@ class ExamineServerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExamineServerResponse: _TypeAlias = ExamineServerResponse  # noqa: Y015
+
+@_typing.final
+class DescribeServerRequest(_message.Message):
+    """DESCRIBE_SERVER (30051), client to any server: its numbers, the same that it serves as metrics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeServerRequest: _TypeAlias = DescribeServerRequest  # noqa: Y015
+
+@_typing.final
+class PbSample(_message.Message):
+    """The value of one series; docs/metrics.md has the names and the labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METRIC_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    metric: _builtins.str
+    value: _builtins.float
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the values, in the order of the metric's labels"""
+
+    def __init__(
+        self,
+        *,
+        metric: _builtins.str | None = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        value: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "metric", b"metric", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbSample: _TypeAlias = PbSample  # noqa: Y015
+
+@_typing.final
+class DescribeServerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    UPTIME_MS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    role: _builtins.str
+    uptime_ms: _builtins.int
+    """since the process began to start"""
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbSample]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.str | None = ...,
+        role: _builtins.str | None = ...,
+        uptime_ms: _builtins.int | None = ...,
+        samples: _abc.Iterable[Global___PbSample] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["role", b"role", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role", "samples", b"samples", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeServerResponse: _TypeAlias = DescribeServerResponse  # noqa: Y015
