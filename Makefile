@@ -40,6 +40,7 @@ check: $(READY) ## lint, types, import direction, generated files current
 	$(BIN)/lint-imports
 	$(BIN)/python -m zufluss.config.docs --check docs/configuration.md
 	$(BIN)/python -m zufluss.obs.metrics --check docs/metrics.md
+	$(BIN)/python -m zufluss.cli.docs --check docs/cli.md
 	$(BIN)/python -m zufluss.spark.docs --check docs/spark.md
 	$(BIN)/python scripts/proto.py --check
 
@@ -70,9 +71,10 @@ fault: kernels ## the full fault counts: crashes, power loss, fuzzing (long)
 proto: $(READY) ## regenerate the protobuf messages
 	$(BIN)/python scripts/proto.py
 
-docs: $(READY) ## regenerate the tables of options and metrics in docs/
+docs: $(READY) ## regenerate the pages of options, metrics and commands in docs/
 	$(BIN)/python -m zufluss.config.docs docs/configuration.md
 	$(BIN)/python -m zufluss.obs.metrics docs/metrics.md
+	$(BIN)/python -m zufluss.cli.docs docs/cli.md
 	$(BIN)/python -m zufluss.spark.docs docs/spark.md
 
 clean: ## remove the virtual environment and caches

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from typer.main import get_command
 
-from zufluss.cli.main import app, exit_code
+from zufluss.cli.failures import exit_code
+from zufluss.cli.main import app
 from zufluss.errors import NetworkError, RequestTimeoutError, TableNotExistError
 
 from .conftest import Result
@@ -109,7 +110,8 @@ def test_an_unknown_key_is_warned_of_on_stderr(run: Run) -> None:
 def test_a_usage_error_ends_with_two_and_no_traceback(arguments: tuple[str, ...], run: Run) -> None:
     result = run(*arguments)
     assert result.code == 2
-    assert "Error" in result.err
+    assert result.err.startswith("error: ") or "\nerror: " in result.err
+    assert result.err.rstrip().endswith("--help)")
     assert "Traceback" not in result.err
 
 

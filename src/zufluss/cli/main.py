@@ -2,16 +2,22 @@
 
 | code | meaning                                                                    |
 |------|----------------------------------------------------------------------------|
-| 0    | done                                                                       |
+| 0    | done; also if the reader of a pipe such as `head` has enough               |
 | 1    | the server refused: its message is on stderr                               |
-| 2    | usage: an option, a configuration value or an input file is wrong          |
+| 2    | usage: an option, a configuration value, a file or a directory is wrong    |
 | 3    | no server: cannot connect, or no answer in time                            |
 | 4    | `lookup`: some key has no row                                              |
-| 5    | `doctor`: something does not work                                          |
+| 5    | `doctor`, `status`: something does not work                                |
+| 70   | a defect of zufluss, please report it                                      |
+| 130  | Ctrl-C                                                                     |
+
+An error is one line on stderr that begins with `error: ` (`failures.py`); `--debug` or the
+environment variable ZUFLUSS_DEBUG shows where it comes from.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -20,9 +26,11 @@ import typer
 from zufluss import __version__
 from zufluss.cli import (
     cluster,
+    count,
     data,
     database,
     doctor,
+    failures,
     keyed,
     lease,
     location,
@@ -33,19 +41,20 @@ from zufluss.cli import (
     scan,
     servers,
     snapshot,
+    sql,
+    status,
     table,
     tiering,
+    top,
 )
-from zufluss.errors import NetworkError, RequestTimeoutError, ZuflussError
-
-REFUSED = 1
-UNREACHABLE = 3
 
 app = typer.Typer(
     name="zufluss",
     help="Streaming storage for lakehouses: run a server, manage tables, move rows.",
-    epilog="Exit codes: 0 done, 1 the server refused, 2 usage, 3 no server, 4 no row for a key, "
-    "5 doctor found a problem.",
+    epilog="Begin with: zufluss dev · zufluss sample · zufluss table create trips --schema "
+    "sample/trips.parquet · zufluss append trips sample/trips.parquet · zufluss count trips. "
+    "Exit codes: 0 done, 1 the server refused, 2 usage, 3 no server, 4 no row for a key, "
+    "5 something does not work, 70 a defect, 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -59,6 +68,8 @@ app.command(rich_help_panel=_RUN)(servers.dev)
 app.command(rich_help_panel=_RUN)(servers.server)
 app.command(rich_help_panel=_RUN, context_settings=tiering.PASS_ON)(tiering.tiering)
 app.command(rich_help_panel=_RUN)(servers.config)
+app.command(rich_help_panel=_RUN)(status.status)
+app.command(rich_help_panel=_RUN)(top.top)
 app.command(rich_help_panel=_RUN)(doctor.doctor)
 app.add_typer(database.app, name="db", rich_help_panel=_CATALOG)
 app.add_typer(table.app, name="table", rich_help_panel=_CATALOG)
@@ -72,6 +83,8 @@ app.add_typer(lease.app, name="lease", rich_help_panel=_CATALOG)
 app.add_typer(producer.app, name="producer", rich_help_panel=_CATALOG)
 app.command(rich_help_panel=_DATA)(data.append)
 app.add_typer(scan.app, name="scan", rich_help_panel=_DATA)
+app.command(rich_help_panel=_DATA)(count.count)
+app.command(rich_help_panel=_DATA)(sql.sql)
 app.command(rich_help_panel=_DATA)(keyed.upsert)
 app.command(rich_help_panel=_DATA)(keyed.delete)
 app.command(rich_help_panel=_DATA)(keyed.lookup)
@@ -94,27 +107,34 @@ def _global(
             "--version", help="Print the version.", is_eager=True, callback=_print_version
         ),
     ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Show the traceback of an error; so does the environment variable ZUFLUSS_DEBUG.",
+        ),
+    ] = False,
 ) -> None:
     """Options before the command; `--version` ends the process before this runs."""
+    if debug:
+        os.environ[failures.DEBUG] = "1"
 
 
 def main() -> None:
     """Run the command line; exits with one of the codes above."""
     try:
-        app()
-    except ZuflussError as problem:
-        typer.echo(f"error: {problem}", err=True)
-        sys.exit(exit_code(problem))
-    except (ConnectionError, TimeoutError) as problem:
-        typer.echo(f"error: {problem}", err=True)
-        sys.exit(UNREACHABLE)
-
-
-def exit_code(problem: ZuflussError) -> int:
-    """The exit code for an error of the cluster or the network."""
-    if isinstance(problem, (NetworkError, RequestTimeoutError)):
-        return UNREACHABLE
-    return REFUSED
+        result = app(standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as end:
+        # The end of a pipe such as `head` has what it wants.
+        sys.exit(0 if isinstance(end.__context__, BrokenPipeError) else end.code)
+    except BrokenPipeError:
+        failures.abandon_output()
+        sys.exit(0)
+    except Exception as problem:
+        failures.report(problem)
+        sys.exit(failures.exit_code(problem))
+    sys.exit(result if isinstance(result, int) else 0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from zufluss.cli.failures import abandon_output
 from zufluss.cli.formats import Format, format_of
 from zufluss.cli.output import Output, TablePrinter, cell, json_line, print_document
 from zufluss.cli.session import names, say, usage
@@ -53,6 +53,21 @@ LimitOption = Annotated[
 ]
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Wait for new rows until Ctrl-C.")
+]
+
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="FILTER",
+        help='Only rows that match, such as "id > 5". Filters have comparisons, IN, BETWEEN, IS '
+        "NULL, LIKE with % at an end, AND, OR, NOT and parentheses. Texts, dates and times are in "
+        "single quotes.",
+    ),
+]
+PartitionsOption = Annotated[
+    list[str] | None,
+    typer.Option("--partition", metavar="NAME", help="Only this partition; may be repeated."),
 ]
 
 
@@ -209,8 +224,7 @@ def until_told_to_stop() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Buffered output has nowhere to go; without this, Python fails at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_output()
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from zufluss.cli.rows import (
     FollowOption,
     FromOption,
     LimitOption,
+    PartitionsOption,
+    WhereOption,
     chosen_columns,
     print_scan,
     row_printer,
@@ -78,20 +80,6 @@ SourceOption = Annotated[
         help="log, lake, or union for both together. For a primary-key table also live (its "
         "rows now, the default) and snapshot (its newest key-value snapshots).",
     ),
-]
-WhereOption = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        metavar="FILTER",
-        help='Only rows that match, such as "id > 5". Filters have comparisons, IN, BETWEEN, IS '
-        "NULL, LIKE with % at an end, AND, OR, NOT and parentheses. Texts, dates and times are in "
-        "single quotes.",
-    ),
-]
-PartitionsOption = Annotated[
-    list[str] | None,
-    typer.Option("--partition", metavar="NAME", help="Only this partition; may be repeated."),
 ]
 BucketsOption = Annotated[
     list[int] | None,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zufluss.cli.output import Output, print_document, print_fields, print_rows, print_table
+from zufluss.cli.amounts import UNKNOWN, bytes_text, count_text, rate_text
+from zufluss.cli.output import Output, print_document, print_fields, print_table
 from zufluss.cli.session import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_DATABASE,
@@ -30,6 +31,7 @@ from zufluss.cli.session import (
 from zufluss.cli.times import iso_time
 
 if TYPE_CHECKING:
+    from zufluss.cli.numbers import TableNumbers
     from zufluss.model.table import TableDescriptor, TableInfo
 
 SchemaFile = Annotated[
@@ -53,15 +55,31 @@ def list_(
     settings: Settings = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the tables of a database.
+    """List the tables of a database with their rows, their size, and the rows of the last minute.
 
-    Example:
+    `rows` are the records of a log table or the keys of a primary-key table, `?` if they are not
+    counted; `log bytes` is the size of the logs on the servers; `written` is the average of the
+    last minute. `zufluss count` counts exactly.
 
-      zufluss table list shop
+    Examples:
+
+      zufluss table list
+
+      zufluss table list shop --output json
     """
+    from zufluss.cli.numbers import table_numbers
+
     with connected(bootstrap, settings) as connection:
         tables = connection.admin.list_tables(database)
-    print_rows(output, ["table"], [(name,) for name in tables])
+        numbers = table_numbers(connection.admin.describe_servers())
+    rows = [(name, numbers.get(f"{database}.{name}")) for name in tables]
+    if output is Output.JSON:
+        print_document([{"table": name} | _numbers(of_table) for name, of_table in rows])
+        return
+    print_table(
+        ["table", "buckets", "rows", "log bytes", "written"],
+        [(name, *_number_cells(of_table)) for name, of_table in rows],
+    )
 
 
 @app.command()
@@ -139,26 +157,17 @@ def describe(
 
       zufluss table describe shop.users --output json > users.json
     """
+    from zufluss.cli.numbers import table_numbers
+
+    path = table_path(table)
     with connected(bootstrap, settings) as connection:
-        info: TableInfo = connection.admin.table_info(str(table_path(table)))
+        info: TableInfo = connection.admin.table_info(str(path))
+        numbers = table_numbers(connection.admin.describe_servers()).get(str(path))
     if output is Output.JSON:
-        print_document(_facts(info) | {"descriptor": json.loads(info.descriptor.to_json())})
+        descriptor_json = json.loads(info.descriptor.to_json())
+        print_document(_facts(info) | _numbers(numbers) | {"descriptor": descriptor_json})
         return
-    descriptor = info.descriptor
-    print_fields(
-        _facts(info)
-        | {
-            "primary key": descriptor.schema.primary_key,
-            "partition by": descriptor.partition_keys,
-            "bucket key": descriptor.bucket_keys,
-            "buckets": descriptor.bucket_count,
-            "comment": descriptor.comment,
-        }
-        | dict(descriptor.properties)
-        | dict(descriptor.custom_properties)
-    )
-    print()
-    _print_columns(descriptor)
+    _print_description(info, numbers)
 
 
 @app.command()
@@ -273,18 +282,63 @@ def _with_options(descriptor: TableDescriptor, changes: dict[str, Any]) -> Table
     return replace(descriptor, **options)
 
 
+def _print_description(info: TableInfo, numbers: TableNumbers | None) -> None:
+    """Print facts, numbers, columns and properties, each in a block of its own."""
+    descriptor = info.descriptor
+    _, rows, log_bytes, rate = _number_cells(numbers)
+    print_fields(
+        _facts(info)
+        | {
+            "comment": descriptor.comment,
+            "rows": rows,
+            "log bytes": log_bytes,
+            "written": rate,
+            "primary key": descriptor.schema.primary_key,
+            "partition by": descriptor.partition_keys,
+            "bucket key": descriptor.bucket_keys,
+            "buckets": descriptor.bucket_count,
+        }
+    )
+    print()
+    _print_columns(descriptor)
+    for title in ("properties", "custom_properties"):
+        values = dict(sorted(getattr(descriptor, title).items()))
+        if values:
+            print(f"\n{title.replace('_', ' ')}")
+            print_fields(values)
+
+
 def _print_columns(descriptor: TableDescriptor) -> None:
     """Print the columns; with their aggregate functions if one has a function."""
     columns = descriptor.schema.columns
     shown = {
         "column": [c.name for c in columns],
         "type": [str(c.data_type) for c in columns],
+        "key": ["primary key" if c.name in descriptor.schema.primary_key else "" for c in columns],
         "function": [str(c.agg_function or "") for c in columns],
         "comment": [c.comment or "" for c in columns],
     }
-    if not any(shown["function"]):
-        del shown["function"]
+    for optional in ("key", "function", "comment"):
+        if not any(shown[optional]):
+            del shown[optional]
     print_table([*shown], [*zip(*shown.values(), strict=True)])
+
+
+def _numbers(table: TableNumbers | None) -> dict[str, Any]:
+    """The numbers of a table; those of a table without a server are not known."""
+    return {
+        "buckets": None if table is None else table.buckets,
+        "rows": None if table is None else table.rows,
+        "log_bytes": None if table is None else table.log_bytes,
+        "rows_per_second": None if table is None else round(table.rate, 1),
+    }
+
+
+def _number_cells(table: TableNumbers | None) -> tuple[str, ...]:
+    if table is None:
+        return (UNKNOWN,) * 4
+    rate = rate_text(table.rate)
+    return count_text(table.buckets), count_text(table.rows), bytes_text(table.log_bytes), rate
 
 
 def _facts(info: TableInfo) -> dict[str, Any]:

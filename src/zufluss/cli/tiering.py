@@ -9,7 +9,16 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 
 def tiering(context: typer.Context) -> None:
-    """Move tables into the lake, round by round, in a Spark session."""
+    """Move tables into the lake, round by round, in a Spark session.
+
+    `zufluss tiering --help` lists its options; docs/tiering.md explains them.
+
+    Examples:
+
+      zufluss tiering --fluss.bootstrap.servers localhost:9123
+
+      zufluss tiering --fluss.bootstrap.servers localhost:9123 --zufluss.metrics.port 9465
+    """
     from zufluss.tiering.options import asks_for_help, help_text
 
     if asks_for_help(context.args):

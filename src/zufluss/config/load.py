@@ -35,7 +35,13 @@ DEFAULT_ORIGIN = "default"
 OVERRIDE_ORIGIN = "-D"
 
 OTHER_VARIABLES = frozenset(
-    {"ZUFLUSS_BOOTSTRAP", "ZUFLUSS_CONFIG", "ZUFLUSS_FAULT", "ZUFLUSS_TEST_MEMORY_LOCATIONS"}
+    {
+        "ZUFLUSS_BOOTSTRAP",
+        "ZUFLUSS_CONFIG",
+        "ZUFLUSS_DEBUG",
+        "ZUFLUSS_FAULT",
+        "ZUFLUSS_TEST_MEMORY_LOCATIONS",
+    }
 )
 """Environment variables with our prefix that are not options; the CLI and the tests read them."""
 
@@ -258,6 +264,24 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
         else:
             _warn_unknown(name, "environment", nearest(name, by_name))
     return settings
+
+
+def unknown_keys(
+    yaml_path: str | Path | None, environ: Mapping[str, str], overrides: Sequence[str]
+) -> list[tuple[str, str, str | None]]:
+    """The keys of all sources that have no effect: key, origin, and the nearest known key."""
+    unknown: list[tuple[str, str, str | None]] = []
+    pairs = [] if yaml_path is None else [(key, str(yaml_path)) for key in read_yaml(yaml_path)]
+    pairs += [(key, OVERRIDE_ORIGIN) for key in split_overrides(overrides)]
+    for key, origin in pairs:
+        if key not in OPTIONS and not is_lake_key(key) and not is_store_key(key):
+            unknown.append((key, origin, nearest(key, OPTIONS)))
+    by_name = {env_name(key) for key in OPTIONS}
+    for name in environ:
+        known = name in by_name or name in OTHER_VARIABLES or not name.startswith("ZUFLUSS_")
+        if not known and not lake_key_of_variable(name) and not store_key_of_variable(name):
+            unknown.append((name, "environment", nearest(name, by_name)))
+    return unknown
 
 
 def _warn_unknown(key: str, origin: str, match: str | None) -> None:

@@ -23,9 +23,9 @@ from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode
 from zufluss.obs import metrics
 from zufluss.obs.endpoint import HttpEndpoint
+from zufluss.obs.lag import LoopLag
 from zufluss.obs.metrics import ReadSamples, Sample, SampleCollector
 from zufluss.obs.pulse import Pulse
-from zufluss.obs.lag import LoopLag
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 
@@ -72,7 +72,7 @@ def serve_http(
 
 
 class ServerDescription:
-    """The handler of DESCRIBE_SERVER, which answers the metrics also where no port is configured."""
+    """The handler of DESCRIBE_SERVER, which needs no port for metrics."""
 
     def __init__(
         self,
