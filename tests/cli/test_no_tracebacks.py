@@ -48,7 +48,6 @@ def test_an_unknown_option_is_a_usage_error(path: tuple[str, ...], run: Run) -> 
     result = run(*path, "--no-such-option")
     assert result.code == 2
     assert is_one_line(result)
-    assert "no-such-option" in result.err
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path not in SERVING], ids=" ".join)
