@@ -117,15 +117,18 @@ def _version(package: str) -> str | None:
 
 
 def _kernels() -> Findings:
-    from zufluss.record import kernels
+    from zufluss.record.kernels import library
+    from zufluss.record.kernels.cache import cache_directory
 
-    if kernels.is_cold():
+    if library.functions() is not None:
+        yield LocalFinding(OK, "kernels", "compiled, in the package")
+    elif (cache_directory() / "complete").exists():
+        yield LocalFinding(OK, "kernels", "compiled on this machine")
+    else:
         text = "not compiled; the first start compiles them, which takes about a minute"
         yield LocalFinding(
             WARNING, "kernels", f"{text}: python -m zufluss.record.kernels does, too"
         )
-    else:
-        yield LocalFinding(OK, "kernels", "compiled")
 
 
 def _files() -> Findings:
