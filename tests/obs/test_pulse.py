@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from zufluss.obs.pulse import STUCK_SECONDS, WARNINGS_MAX, PartState, Pulse
+from zufluss.obs.pulse import (
+    STUCK_SECONDS,
+    STUCK_SECONDS_APART,
+    WARNINGS_MAX,
+    PartState,
+    Pulse,
+)
 
 
 class Server:
@@ -75,6 +81,18 @@ def test_a_loop_that_does_not_run_is_neither_alive_nor_ready(server: Server) -> 
     assert server.pulse.ready().status == "stuck"
     server.pulse.note()
     assert server.pulse.health().ok
+
+
+def test_a_server_that_starts_or_stops_has_more_time(server: Server) -> None:
+    """Otherwise an orchestrator would kill it in the middle of a long recovery, again and again."""
+    server.now += 60
+    assert server.pulse.health().ok
+    server.pulse.accepting()
+    server.stopping = True
+    server.now += 60
+    assert server.pulse.health().ok
+    server.now += STUCK_SECONDS_APART
+    assert not server.pulse.health().ok
 
 
 async def test_a_loop_notes_the_state_by_itself() -> None:

@@ -192,10 +192,9 @@ def _source(table: Table) -> Any:
         return "lake"
     if table.info.has_primary_key:
         return "live"
-    return "union" if table.info.descriptor.properties.get(LAKE_ENABLED) == "true" else "log"
+    from zufluss.config.table_options import TABLE_DATALAKE_ENABLED
 
-
-LAKE_ENABLED: Final = "table.datalake.enabled"
+    return "union" if table.info.property(TABLE_DATALAKE_ENABLED) else "log"
 
 
 def simple_filter(text: str) -> str:

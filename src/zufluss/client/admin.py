@@ -50,7 +50,12 @@ from zufluss.client.locations import (
     sweep_request,
 )
 from zufluss.client.producer.info import ProducerInfo, producers_of
-from zufluss.errors import NetworkError, RequestTimeoutError, ZuflussError
+from zufluss.errors import (
+    NetworkError,
+    RequestTimeoutError,
+    UnsupportedVersionError,
+    ZuflussError,
+)
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.partition import partition_name, spec_of
 from zufluss.model.schema import Column, Schema, dump_object, names_of
@@ -499,7 +504,10 @@ class AsyncAdmin:
         return findings
 
     async def describe_servers(self) -> list[ServerInfo]:
-        """Return version, role, uptime and metrics of every server that answers."""
+        """Return version, role, uptime and metrics of every server that answers.
+
+        Servers of Apache Fluss do not tell them and are left out.
+        """
         infos: list[ServerInfo] = []
         for address in dict.fromkeys(node.address for node in await self.server_nodes()):
             try:
@@ -509,7 +517,7 @@ class AsyncAdmin:
                     m.DescribeServerRequest(),
                     timeout_ms=self._connection.options.request_timeout_ms,
                 )
-            except (NetworkError, RequestTimeoutError):
+            except (NetworkError, RequestTimeoutError, UnsupportedVersionError):
                 continue  # `examine_servers` reports it
             infos.append(server_info(f"{address[0]}:{address[1]}", answer))
         return infos

@@ -3,7 +3,8 @@
 Everything a server knows belongs to its event loop. Once a second the loop notes whether the server
 is ready; the threads of the endpoint read the last note and wait for nothing, so a server under
 load answers its probes at once and does not fall out of service for being busy. A loop that has not
-noted anything for `STUCK_SECONDS` is stuck: the server is neither alive nor ready then.
+noted anything for `STUCK_SECONDS` is stuck: the server is neither alive nor ready then. While a
+server starts or stops, its loop may take longer (`STUCK_SECONDS_APART`).
 
 | state | alive | ready | when |
 |---|---|---|---|
@@ -31,7 +32,9 @@ from zufluss.obs.endpoint import ProbeAnswer
 PERIOD_SECONDS: Final = 1.0
 """How often the loop notes the state."""
 STUCK_SECONDS: Final = 10.0
-"""A loop that noted nothing for so long does not run."""
+"""The loop of a server that serves and has noted nothing for so long does not run."""
+STUCK_SECONDS_APART: Final = 600.0
+"""The same while a server starts or stops: it opens and closes large files in one go then."""
 WARNINGS_MAX: Final = 10
 """Most warnings in an answer."""
 STARTING, RECOVERING, READY, UNREADY, STOPPING, STUCK, ALIVE = (
@@ -102,7 +105,8 @@ class Pulse:
     def health(self) -> ProbeAnswer:
         """Whether the event loop runs; for any thread."""
         silent = self._clock() - self._noted_at
-        if silent < STUCK_SECONDS:
+        serves = self._accepting and not self._stopping()
+        if silent < (STUCK_SECONDS if serves else STUCK_SECONDS_APART):
             return ProbeAnswer(True, ALIVE)
         return ProbeAnswer(False, STUCK, (f"the event loop has not run for {silent:.0f} s",))
 
