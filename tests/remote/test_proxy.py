@@ -89,6 +89,12 @@ def test_one_connection_carries_many_requests(proxy: FaultProxy, got: list[str])
     assert len(got) == 2
 
 
+def test_a_fault_of_each_request_spares_its_retry(proxy: FaultProxy) -> None:
+    proxy.set([Fault("status_503", once=True)])
+    statuses = [ask(proxy, method, "/a")[0] for method in ("GET", "GET", "PUT", "GET", "PUT")]
+    assert statuses == [503, 200, 503, 200, 200]
+
+
 def test_a_refused_request_does_not_reach_the_service(proxy: FaultProxy, got: list[str]) -> None:
     proxy.set([Fault("status_503")])
     status, body = ask(proxy, "PUT", "/a", b"x")

@@ -69,6 +69,8 @@ class Fault:
     """How likely each request that matches is hit."""
     every: int = 1
     """Only each n-th request that matches can be hit."""
+    once: bool = False
+    """Requests with the same method and path are hit once: a retry of each request passes."""
     count: int | None = None
     """How many requests are hit at most."""
     seed: int = 0
@@ -100,11 +102,15 @@ class _Armed:
         self._random = random.Random(fault.seed)
         self._matched = 0
         self._hit = 0
+        self._seen: set[tuple[str, str]] = set()
 
     def hits(self, method: str, path: str) -> bool:
         fault = self.fault
         if (fault.methods and method not in fault.methods) or fault.path_contains not in path:
             return False
+        if fault.once and (method, path) in self._seen:
+            return False
+        self._seen.add((method, path))
         self._matched += 1
         if fault.count is not None and self._hit >= fault.count:
             return False

@@ -408,8 +408,12 @@ async def test_calls_of_a_client_that_reads_no_answers_make_few_of_them(tmp_path
             reader.backlogged = True
             return answer
 
-        answers = await asyncio.gather(*(call() for _ in range(5 * CALLS_MAX)))
-        assert 1 <= sum(answer.rows > 0 for answer in answers) <= CALLS_MAX
+        made = 0
+        while not made:  # on a busy machine the time of all calls may pass before the first page
+            reader.backlogged = False
+            answers = await asyncio.gather(*(call() for _ in range(5 * CALLS_MAX)))
+            made = sum(answer.rows > 0 for answer in answers)
+        assert made <= CALLS_MAX
 
 
 async def test_a_call_beside_another_one_is_busy_and_a_close_waits_for_it(
