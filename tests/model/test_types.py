@@ -94,7 +94,7 @@ def test_other_arrow_types_map_to_the_nearest_type(arrow: pa.DataType, text: str
 
 @pytest.mark.parametrize("arrow", [pa.null(), pa.duration("s"), pa.month_day_nano_interval()])
 def test_an_arrow_type_without_a_counterpart_is_refused(arrow: pa.DataType) -> None:
-    with pytest.raises(InvalidTableError, match="has no column type; .*cast it"):
+    with pytest.raises(InvalidTableError, match=r"has no column type; .*cast it"):
         from_arrow(arrow)
 
 
