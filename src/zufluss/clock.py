@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from zufluss.system import UPTIME_CLOCK
+
 Clock = Callable[[], float]
 """Seconds that never jump: `time.monotonic`, `uptime_seconds`, or a test's own."""
 ClockMs = Callable[[], int]
@@ -27,10 +29,9 @@ def wall_ms() -> int:
 def uptime_seconds() -> float:
     """Returns the seconds since the machine started, with those in which it was suspended.
 
-    `time.monotonic` leaves these out on Linux.
+    `time.monotonic` leaves these out on Linux and macOS.
     """
-    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
+    return time.monotonic() if UPTIME_CLOCK is None else time.clock_gettime(UPTIME_CLOCK)
 
 
 _loaded = time.monotonic()

@@ -13,7 +13,6 @@ import ctypes
 import fcntl
 import gc
 import os
-import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -31,6 +30,7 @@ from typing import Any
 
 import structlog
 
+from zufluss import system
 from zufluss.clock import process_seconds, wall_ms
 from zufluss.cluster.cluster_service import ClusterService
 from zufluss.cluster.examination import Examination, cluster_findings, net_findings
@@ -86,8 +86,6 @@ log = structlog.get_logger(__name__)
 
 MALLOC_TRIM_THRESHOLD = -1
 MALLOC_MMAP_THRESHOLD = -3
-OPEN_FILES_MAX = 1 << 20
-"""Open files we ask the system for."""
 CONNECTIONS_SHARE = 2
 """Connections may use one in this many of the files that the process may open."""
 COLLECT_AFTER = (3_000, 10, 300)
@@ -139,7 +137,9 @@ def _run(conf: Configuration, serve: Serve) -> int:
     share_interpreter()
     _do_without_pandas()
     _keep_freed_memory()
-    _allow_open_files()
+    system.raise_open_files_limit()  # connections and buckets hold files; shells allow few
+    if lacking := system.lacking():
+        log.info("slower_on_this_system", system=sys.platform, without=", ".join(lacking))
     data_dir = Path(conf.get(options.DATA_DIR))
     files = Files()
     for parent in files.make_directories(data_dir):
@@ -203,17 +203,6 @@ def settle_memory() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-def _allow_open_files() -> None:
-    """Each connection and each bucket being written holds a file; shells allow 1024 by default."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError) as e:
-            log.warning("open_files_limited", allowed=soft, wanted=wanted, reason=str(e))
-
-
 @contextmanager
 def _owned(data_dir: Path) -> Iterator[None]:
     """Hold the data directory: two servers on one would destroy each other's logs."""
@@ -251,8 +240,8 @@ def _limits(conf: Configuration) -> Limits:
 def _connections_max(conf: Configuration) -> int:
     """The configured limit of connections, or what leaves enough files for logs and tables."""
     configured = conf.get(options.ZUFLUSS_NET_MAX_CONNECTIONS)
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY or files // CONNECTIONS_SHARE >= configured:
+    files = system.open_files_limit()
+    if files // CONNECTIONS_SHARE >= configured:
         return configured
     log.warning("connections_limited", open_files=files, connections=files // CONNECTIONS_SHARE)
     return max(1, files // CONNECTIONS_SHARE)

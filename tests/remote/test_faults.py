@@ -6,6 +6,7 @@ import threading
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -262,14 +263,13 @@ async def test_an_upload_that_fails_leaves_no_object_and_no_parts(
 async def test_a_source_that_breaks_during_an_upload_is_not_the_fault_of_the_location(
     objects: Objects, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.read
+    class BrokenFile(FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 0:
+                raise OSError(5, "Input/output error")
+            return super().read(size)
 
-    def broken(fd: int, size: int) -> bytes:
-        if os.lseek(fd, 0, os.SEEK_CUR) > 0:
-            raise OSError(5, "Input/output error")
-        return real(fd, size)
-
-    monkeypatch.setattr(os, "read", broken)
+    monkeypatch.setattr(transfer, "FileIO", BrokenFile)
     with pytest.raises(RemoteStorageError, match=r"cannot read the local file .*large: Input") as e:
         await objects.put_file("a", large)
     assert not isinstance(e.value, LocationUnavailableError)

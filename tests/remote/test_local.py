@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from zufluss import system
 from zufluss.remote import local
 from zufluss.remote.local import TEMPORARY, LocalDirectory
 from zufluss.remote.objects import (
@@ -38,28 +40,30 @@ async def test_data_is_synced_before_it_has_a_name_and_the_name_afterwards(
 ) -> None:
     steps: list[str] = []
 
-    def noting(name: str) -> None:
-        real = getattr(os, name)
+    def noting(module: ModuleType, name: str) -> None:
+        real = getattr(module, name)
 
         def call(*arguments: object, **options: object) -> object:
             steps.append(name)
             return real(*arguments, **options)
 
-        monkeypatch.setattr(os, name, call)
+        monkeypatch.setattr(module, name, call)
 
-    for name in ("write", "fdatasync", "replace", "fsync"):
-        noting(name)
+    for module, name in (
+        (os, "write"), (system, "sync_data"), (os, "replace"), (system, "sync_names"),
+    ):  # fmt: skip
+        noting(module, name)
     objects = at(tmp_path / "new" / "root")
     await objects.put("a/b/c", b"1")
-    assert [s for s in steps if s != "fsync"] == ["write", "fdatasync", "replace"]
-    assert steps[-1] == "fsync"
-    assert steps.count("fsync") == 2 + 2 + 1  # of the names new and root, a and b, c
+    assert [s for s in steps if s != "sync_names"] == ["write", "sync_data", "replace"]
+    assert steps[-1] == "sync_names"
+    assert steps.count("sync_names") == 2 + 2 + 1  # of the names new and root, a and b, c
     steps.clear()
     await objects.put("a/b/d", b"1")
-    assert steps == ["write", "fdatasync", "replace", "fsync"]
+    assert steps == ["write", "sync_data", "replace", "sync_names"]
     steps.clear()
     await at(tmp_path / "new" / "root").put("a/b/d", b"1")  # the names may be a crashed one's
-    assert steps.count("fsync") == 1 + 2 + 1
+    assert steps.count("sync_names") == 1 + 2 + 1
 
 
 async def test_a_put_that_fails_leaves_neither_an_object_nor_a_temporary_file(
@@ -71,7 +75,7 @@ async def test_a_put_that_fails_leaves_neither_an_object_nor_a_temporary_file(
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fdatasync", full)
+    monkeypatch.setattr(system, "sync_data", full)
     source = tmp_path.parent / "source"
     source.write_bytes(b"new")
     for attempt in (objects.put("a", b"new"), objects.put_file("a", source)):
@@ -181,7 +185,7 @@ async def test_a_hung_disk_is_unavailable_and_makes_no_object_when_it_wakes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     awake, asleep, woken = threading.Event(), threading.Event(), threading.Event()
-    real = os.fdatasync
+    real = system.sync_data
 
     def hanging(fd: int) -> None:
         asleep.set()
@@ -189,13 +193,13 @@ async def test_a_hung_disk_is_unavailable_and_makes_no_object_when_it_wakes(
         real(fd)
         woken.set()
 
-    monkeypatch.setattr(os, "fdatasync", hanging)
+    monkeypatch.setattr(system, "sync_data", hanging)
     objects = at(tmp_path, timeout_ms=50)
     try:
         with pytest.raises(LocationUnavailableError, match="no progress within 50 ms"):
             await objects.put("a", b"1")
         assert asleep.is_set()
-        monkeypatch.setattr(os, "fdatasync", real)
+        monkeypatch.setattr(system, "sync_data", real)
         await objects.put("b", b"1")
     finally:
         awake.set()
@@ -310,14 +314,14 @@ async def test_a_download_that_was_given_up_makes_no_file(
     monkeypatch.setattr(local, "THREADS", 1)
     objects = at(tmp_path / "location", timeout_ms=500)
     await objects.put("a", b"1")
-    asleep, real = threading.Event(), os.fdatasync
+    asleep, real = threading.Event(), system.sync_data
 
     def hanging(fd: int) -> None:
         asleep.wait()
         real(fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", hanging)
+        patch.setattr(system, "sync_data", hanging)
         with pytest.raises(LocationUnavailableError):
             await objects.get_file("a", tmp_path / "target")
         asleep.set()

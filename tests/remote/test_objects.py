@@ -21,6 +21,7 @@ from zufluss.remote.objects import (
     Objects,
     RemoteStorageError,
 )
+from zufluss.remote.transfer import SentFile
 from zufluss.remote.uri import parse_location
 from zufluss.testing.s3 import S3Server
 
@@ -310,16 +311,16 @@ async def test_a_source_that_grows_meanwhile_is_not_taken_for_a_copy(
     source.write_bytes(bytes(size))
 
     def growing(name: str) -> None:
-        real = getattr(os, name)
+        real = getattr(SentFile, name)
 
-        def read(fd: int, wanted: object) -> object:
+        def read(sent: SentFile, wanted: object) -> object:
             with source.open("ab") as file:
                 file.write(b"more" if source.stat().st_size == size else b"")
-            return real(fd, wanted)
+            return real(sent, wanted)
 
-        monkeypatch.setattr(os, name, read)
+        monkeypatch.setattr(SentFile, name, read)
 
     growing("read")
-    growing("readv")
+    growing("read_into")
     with pytest.raises(RemoteStorageError, match=rf"source were read, it had {size} before"):
         await objects.put_file("a", source)

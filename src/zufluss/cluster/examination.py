@@ -8,7 +8,6 @@ tablet servers are missing (`cluster_findings`).
 from __future__ import annotations
 
 import errno
-import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from zufluss.cluster.image import ClusterImage
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import AuthorizationError
+from zufluss.system import OPEN_FILES, open_files_limit
 from zufluss.wire import messages as m
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 SCARCE = 0.8
 """A resource of which more than this share is in use is worth a look."""
-
-OPEN_FILES = Path("/proc/self/fd")
-"""Has an entry for each file that the process has open, on Linux."""
 
 
 class Severity(IntEnum):
@@ -104,9 +101,9 @@ class Examination:
             yield from part()
 
     def _descriptors(self) -> Finding:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = open_files_limit()
         try:
-            used = sum(1 for _ in OPEN_FILES.iterdir()) if OPEN_FILES.is_dir() else 0
+            used = sum(1 for _ in OPEN_FILES.iterdir())
         except OSError as e:
             if e.errno != errno.EMFILE:
                 raise

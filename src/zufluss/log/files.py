@@ -15,7 +15,6 @@ operations are `open`, `write`, `truncate`, `fdatasync`, `dirsync`, `rename`, `u
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import signal
@@ -25,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zufluss import system
 from zufluss.errors import ConfigError
 
 KILL_AT_VARIABLE = "ZUFLUSS_KILL_AT"
@@ -54,12 +54,6 @@ their records, offsets files of lakes are written anew, and the location is reti
 
 OPEN_FILES_MAX = 256
 """Files kept open for reading old segments and indexes; the least recently used is closed."""
-
-
-_KEEP_SIZE = 1
-_fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
-if _fallocate is not None:
-    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class OpenFile:
@@ -93,20 +87,17 @@ class Files:
     pwrite = staticmethod(os.pwrite)
     """Write bytes at a position, return how many were written. The hot one: no wrapper at all."""
 
-    fdatasync = staticmethod(os.fdatasync)
-    """Make the data of a file durable."""
+    fdatasync = staticmethod(system.sync_data)
+    """Make the data of a file durable; other systems than Linux have other calls for that."""
 
     truncate = staticmethod(os.ftruncate)
     """Cut or extend an open file."""
 
-    @staticmethod
-    def reserve(fd: int, position: int, length: int) -> bool:
-        """Have disk blocks behind the end of a file, whose size stays; whether that was possible.
+    reserve = staticmethod(system.reserve)
+    """Have disk blocks behind the end of a file, whose size stays; whether that was possible.
 
-        A hint that makes writes cheaper. Nothing of it can be seen in the file, and `truncate` to
-        the file's own size gives the blocks back.
-        """
-        return _fallocate is not None and _fallocate(fd, _KEEP_SIZE, position, length) == 0
+    A hint that makes writes cheaper. Nothing of it can be seen in the file, and `truncate` to the
+    file's own size gives the blocks back."""
 
     def reach(self, step: str) -> None:
         """Mark a step of a procedure by name; only crash tests act on the mark."""
@@ -134,11 +125,7 @@ class Files:
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        system.sync_directory(path)
 
     def make_directories(self, path: Path) -> list[Path]:
         """Make a directory with its parents; return the directories that got a name, inmost first.
@@ -235,10 +222,10 @@ class KillingFiles(Files):
         self._pass("write")
         return os.pwrite(fd, data, position)
 
-    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+    def fdatasync(self, fd: int) -> None:
         """Sync, or die."""
         self._pass("fdatasync")
-        os.fdatasync(fd)
+        system.sync_data(fd)
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut, or die."""

@@ -22,6 +22,7 @@ from zufluss.errors import CorruptRecordError
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.index import SegmentIndex
 from zufluss.record.header import HEADER_SIZES, BatchHeader, read_header, verify_crc
+from zufluss.system import NOWAIT
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
@@ -405,11 +406,11 @@ def read_exactly(file: OpenFile, length: int, position: int) -> memoryview:
 def read_into(fd: int, buffer: bytearray | memoryview, position: int, *, nowait: bool) -> int:
     """Read into a buffer; with `nowait` never wait for the disk, which may cut the read short.
 
-    A file system that cannot promise not to wait is read as usual.
+    A file system, or a system, that cannot promise not to wait is read as usual.
     """
     if nowait:
         try:
-            return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
+            return os.preadv(fd, [buffer], position, NOWAIT)
         except OSError as e:
             if e.errno != errno.EOPNOTSUPP:
                 raise

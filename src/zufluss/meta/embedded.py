@@ -56,6 +56,7 @@ from zufluss.meta.api import (
     check_path,
     covers,
 )
+from zufluss.system import sync_directory
 
 FORMAT = 1
 DATABASE_FILE = "metadata.sqlite"
@@ -242,6 +243,7 @@ class _Database:
         run("PRAGMA locking_mode=EXCLUSIVE")
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
+        run("PRAGMA fullfsync=ON")  # on macOS a sync reaches the medium only with this
         damage = run("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise MetaStoreError(f"{self._path} is damaged ({damage}): restore it from a backup")
@@ -411,8 +413,4 @@ def _own(directory: Path) -> int:
 def _sync(directory: Path) -> None:
     """Make the names of new files in the directory, and its own name, durable."""
     for place in (directory, directory.parent):
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(place)

@@ -29,6 +29,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final, TypeVar
 
+from zufluss import system
 from zufluss.clock import wall_ms
 from zufluss.remote.errors import (
     LocationUnavailableError,
@@ -298,7 +299,7 @@ class LocalDirectory:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 write(fd, progress)
-                os.fdatasync(fd)
+                system.sync_data(fd)
             finally:
                 os.close(fd)
             progress.step()
@@ -333,7 +334,7 @@ class LocalDirectory:
                 if not tries_left:
                     raise
         with suppress(FileNotFoundError):  # the object was deleted already
-            sync_directory(target.parent)
+            system.sync_directory(target.parent)
 
     def _make_directories(self, directory: Path) -> None:
         """Create a directory below the root and its parents, durably."""
@@ -345,7 +346,7 @@ class LocalDirectory:
             except FileExistsError:
                 if each in self._known:
                     continue
-            sync_directory(each.parent)
+            system.sync_directory(each.parent)
             self._remember(each)
 
     def _remember(self, directory: Path) -> None:
@@ -400,16 +401,7 @@ def make_directories(path: Path) -> None:
     for each in reversed([p for p in (path, *path.parents) if not p.exists()] or [path]):
         each.mkdir(exist_ok=True)
         with suppress(PermissionError):  # a parent that we cannot open is not new
-            sync_directory(each.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+            system.sync_directory(each.parent)
 
 
 def remove_older(directory: Path, limit_seconds: float) -> None:

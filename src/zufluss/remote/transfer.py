@@ -16,22 +16,29 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
 from crc32c import crc32c
 
+from zufluss import system
 from zufluss.remote.errors import RemoteStorageError
 
 WRITEBACK_BYTES: Final = 8 << 20
 """Bytes after which the kernel is asked to begin writing, so that the sync has less to do."""
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file; a new one can be written by its owner only."""
+    return os.open(path, flags, 0o644)
+
+
 class LocalFile:
     """An open file with the size and checksum of the bytes that passed."""
 
     def __init__(
-        self, path: Path, flags: int, task: str, uri: str, object_path: str, opened: Path
+        self, path: Path, mode: str, task: str, uri: str, object_path: str, opened: Path
     ) -> None:
         self.path = path
         self.size = 0
@@ -40,7 +47,7 @@ class LocalFile:
         self._task = task
         self._lock = threading.Lock()
         with self._named():
-            self._fd = os.open(opened, flags | os.O_CLOEXEC, 0o644)
+            self._file = FileIO(opened, mode, opener=_private)
 
     @property
     def result(self) -> tuple[int, int]:
@@ -50,8 +57,7 @@ class LocalFile:
     def close(self) -> None:
         """Close the file once no call uses it any more."""
         with self._lock:
-            os.close(self._fd)
-            self._fd = -1
+            self._file.close()
 
     def _passed(self, data: bytes | memoryview) -> None:
         self.crc = crc32c(data, self.crc)
@@ -59,20 +65,25 @@ class LocalFile:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Turn an OSError into a `RemoteStorageError` that names the file."""
+        """Turn an error of the file into a `RemoteStorageError` that names the file."""
         try:
             yield
         except OSError as problem:
-            reason = f"cannot {self._task} the local file {self.path}: {problem.strerror}"
-            raise RemoteStorageError(*self._for, reason) from problem
+            raise self._failure(problem.strerror) from problem
+        except ValueError as problem:  # of a file that was closed meanwhile
+            raise self._failure(problem) from problem
+
+    def _failure(self, problem: object) -> RemoteStorageError:
+        reason = f"cannot {self._task} the local file {self.path}: {problem}"
+        return RemoteStorageError(*self._for, reason)
 
 
 class SentFile(LocalFile):
     """A local file that is sent, read from beginning to end."""
 
     def __init__(self, path: Path, uri: str, object_path: str) -> None:
-        super().__init__(path, os.O_RDONLY, "read", uri, object_path, path)
-        self.length = os.fstat(self._fd).st_size
+        super().__init__(path, "r", "read", uri, object_path, path)
+        self.length = os.fstat(self._file.fileno()).st_size
 
     def check_unchanged(self) -> None:
         """Raise if the file grew or shrank on the way: the object is not a copy of it."""
@@ -84,7 +95,7 @@ class SentFile(LocalFile):
         """Return the next `size` bytes, fewer at the end of the file."""
         parts: list[bytes] = []
         with self._lock, self._named():
-            while size and (part := os.read(self._fd, size)):
+            while size and (part := self._file.read(size)):
                 self._passed(part)
                 parts.append(part)
                 size -= len(part)
@@ -93,7 +104,7 @@ class SentFile(LocalFile):
     def read_into(self, buffer: memoryview) -> memoryview:
         """Return the next bytes in the beginning of the buffer, none at the end of the file."""
         with self._lock, self._named():
-            data = buffer[: os.readv(self._fd, [buffer])]
+            data = buffer[: self._file.readinto(buffer)]
             self._passed(data)
         return data
 
@@ -103,24 +114,24 @@ class ReceivedFile(LocalFile):
 
     def __init__(self, path: Path, uri: str, object_path: str) -> None:
         self._part = path.with_name(f".{path.name}.{uuid.uuid4()}.part")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        super().__init__(path, flags, "write", uri, object_path, self._part)
+        super().__init__(path, "x", "write", uri, object_path, self._part)
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
         with self._lock, self._named():
-            write_all(self._fd, data, self.size)
+            write_all(self._file.fileno(), data, self.size)
             self._passed(data)
 
     def sync(self) -> None:
         """Write everything to disk."""
         with self._lock, self._named():
-            os.fdatasync(self._fd)
+            system.sync_data(self._file.fileno())
 
     def keep(self) -> None:
-        """Give the synced file its name, and close it."""
+        """Close the synced file, and give it its name."""
         try:
-            with self._lock, self._named():
+            self.close()  # first: Windows renames no open file
+            with self._named():
                 self._part.replace(self.path)
         finally:
             self.discard()
@@ -140,4 +151,4 @@ def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
         before, position = position, position + written
         if before // WRITEBACK_BYTES != position // WRITEBACK_BYTES:
             start = before // WRITEBACK_BYTES * WRITEBACK_BYTES
-            os.posix_fadvise(fd, start, position - start, os.POSIX_FADV_DONTNEED)
+            system.begin_writeback(fd, start, position - start)

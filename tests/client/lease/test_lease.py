@@ -20,8 +20,9 @@ from tests.client.fake import FakeCluster
 from tests.client.leases import ANY, DURATION_MS, FakeLeases, Holder, Time
 from tests.waiting import WAIT_SECONDS
 from zufluss.client.connection import AsyncConnection, connect_async
-from zufluss.client.core.renewal import Renewals, lasting_clock
+from zufluss.client.core.renewal import Renewals
 from zufluss.client.lease.lease import AsyncKvSnapshotLease
+from zufluss.clock import uptime_seconds
 from zufluss.errors import (
     ConfigError,
     KvSnapshotLeaseFencedError,
@@ -92,7 +93,7 @@ def test_pauses_grow_and_end_growing() -> None:
 
 
 def test_the_clock_only_grows() -> None:
-    assert lasting_clock() <= lasting_clock()
+    assert uptime_seconds() <= uptime_seconds()
 
 
 # -- what is leased ------------------------------------------------------------------------------

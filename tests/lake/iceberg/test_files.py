@@ -67,7 +67,7 @@ def test_a_file_and_its_directories_up_to_the_table_are_synced(
         synced.append(Path(f"/proc/self/fd/{fd}").readlink())
         real(fd)
 
-    monkeypatch.setattr(module.os, "fsync", fsync)
+    monkeypatch.setattr(module.system, "sync_names", fsync)
     root = tmp_path / "t"
     files = LakeFiles({}, f"file://{root}")
     paths = [f"file://{root}/data/b={i}/f" for i in range(2)]

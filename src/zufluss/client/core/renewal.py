@@ -11,13 +11,12 @@ server may be unreachable for two thirds of the duration, and is still asked in 
 for a server that hangs, if the lease lasts a minute or more. Tries continue after the end: a
 coordinator that was away extends every lease when it returns, and only its answer tells.
 
-The default clock counts while the machine sleeps, where the system has such a clock.
+The clock of its callers, `clock.uptime_seconds`, counts while the machine sleeps.
 """
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,12 +38,6 @@ TRY_SECONDS_MIN: Final = 1.0
 
 Clock = Callable[[], float]
 """Seconds that only grow."""
-
-
-def lasting_clock() -> float:
-    """Seconds since some moment, including those in which the machine slept."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 @dataclass(slots=True)

@@ -4,13 +4,13 @@ A `Scratch` is removed when it is closed or garbage-collected, or when the proce
 process (such as a Spark worker whose task is cancelled) leaves its directory behind; the next
 process on the host that creates a `Scratch` removes it. Each directory is locked by its process,
 and the lock ends with the process. Directories younger than `LEFT_OVER_SECONDS` are left alone,
-because a directory exists for a moment before it is locked.
+because a directory exists for a moment before it is locked. Windows has no such locks: there the
+directory of a killed process stays.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from zufluss.clock import wall_ms
+from zufluss.system import lock_directory
 
 LEFT_OVER_SECONDS: Final = 600
 """Younger directories are not removed."""
@@ -36,9 +37,10 @@ class Scratch:
         self._directory = tempfile.TemporaryDirectory(prefix=prefix)
         self.path = Path(self._directory.name)
         """The directory."""
-        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._unlock = weakref.finalize(self, os.close, lock)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = lock_directory(self.path, wait=True)
+        self._unlock: Callable[[], object] = lambda: None
+        if lock is not None:
+            self._unlock = weakref.finalize(self, os.close, lock)
 
     def close(self) -> None:
         """Remove the directory with its files, even if a transfer still adds files."""
@@ -67,10 +69,14 @@ def remove_left_over(prefix: str, now_ms: int) -> None:
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Remove an unlocked directory; raises `OSError` if a process holds its lock."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """Remove an unlocked directory; raises `OSError` if a process holds its lock.
+
+    Without locks nobody can tell whether the directory is in use, and it stays.
+    """
+    fd = lock_directory(path, wait=False)
+    if fd is None:
+        return
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path)
     finally:
         os.close(fd)

@@ -33,7 +33,7 @@ from uuid import uuid4
 from zufluss.client.core.catalog import Partition
 from zufluss.client.core.cluster import ClusterConnection, Path, as_path
 from zufluss.client.core.durations import Duration, duration_ms_of
-from zufluss.client.core.renewal import Clock, Renewals, lasting_clock
+from zufluss.client.core.renewal import Clock, Renewals
 from zufluss.client.core.retry import PASSING
 from zufluss.client.lease.wire import (
     acquire_request,
@@ -43,6 +43,7 @@ from zufluss.client.lease.wire import (
     targets_of,
     unavailable_of,
 )
+from zufluss.clock import uptime_seconds
 from zufluss.config.values import format_duration
 from zufluss.errors import (
     ConfigError,
@@ -84,7 +85,7 @@ class AsyncKvSnapshotLease:
         lease_id: str,
         duration_ms: int,
         *,
-        clock: Clock = lasting_clock,
+        clock: Clock = uptime_seconds,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.lease_id = lease_id

@@ -20,10 +20,11 @@ from uuid import uuid4
 
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.durations import Duration, duration_ms_of
-from zufluss.client.core.renewal import Clock, Renewals, lasting_clock
+from zufluss.client.core.renewal import Clock, Renewals
 from zufluss.client.producer.state import ProducerState
 from zufluss.client.producer.wire import BucketOffsets, offsets_from_wire, offsets_to_wire
 from zufluss.client.write.upsert import target_columns
+from zufluss.clock import uptime_seconds
 from zufluss.config.values import format_duration
 from zufluss.errors import (
     ProducerFencedError,
@@ -99,7 +100,7 @@ class ProducerSession:
         producer_id: str,
         ttl_ms: int,
         *,
-        clock: Clock = lasting_clock,
+        clock: Clock = uptime_seconds,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.producer_id = producer_id

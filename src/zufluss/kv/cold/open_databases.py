@@ -10,10 +10,11 @@ The flush process imports this module too, so it must not import numba or pyarro
 
 from __future__ import annotations
 
-import resource
 import threading
 from collections import OrderedDict
 from typing import Final, Protocol
+
+from zufluss.system import open_files_limit
 
 DESCRIPTORS_SHARE: Final = 4
 """One part in this many of the process's descriptors is for databases."""
@@ -34,8 +35,7 @@ class Database(Protocol):
 
 def descriptors_max() -> int:
     """Return how many descriptors open databases may have together."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(DESCRIPTORS_MIN, soft // DESCRIPTORS_SHARE)
+    return max(DESCRIPTORS_MIN, open_files_limit() // DESCRIPTORS_SHARE)
 
 
 class OpenDatabases:

@@ -19,15 +19,14 @@ the event loop hold positions for as long as one call takes.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import sys
 import threading
 from collections.abc import Callable
 
 import numpy as np
 import structlog
 
+from zufluss import system
 from zufluss.errors import ConfigError
 from zufluss.record.slices import Bytes
 
@@ -51,28 +50,23 @@ AHEAD_BYTES = 8 << 20
 FAULT_BYTES = 2 << 20
 """Bytes that are faulted in at once: a huge page."""
 
-MADV_POPULATE_WRITE = 23
-"""Advice of Linux 5.14 and later. Others refuse it, and writers fault pages in themselves."""
-
 
 def _reserve(size: int) -> mmap.mmap:
     """Map `size` bytes, which cost nothing until they are touched."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError as e:
-            log.debug("kv_no_huge_pages", reason=str(e))
+    try:
+        system.use_huge_pages(memory)
+    except OSError as e:
+        log.debug("kv_no_huge_pages", reason=str(e))
     return memory
 
 
 def _fault_in(memory: Bytes) -> None:
     """Fault in all pages of this memory."""
-    madvise = ctypes.CDLL(None).madvise
     begin = memory.ctypes.data
     for at in range(begin, begin + len(memory), FAULT_BYTES):
         size = min(FAULT_BYTES, begin + len(memory) - at)
-        if madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), MADV_POPULATE_WRITE):
+        if not system.fault_in(at, size):
             return
 
 
@@ -184,7 +178,7 @@ class Arena:
     def _go_ahead(self, used: int) -> None:
         """Fault in the next part once the first half of the last part is in use."""
         enough = min(self._faulted_in - AHEAD_BYTES // 2, self.budget)
-        if sys.platform != "linux" or used <= enough:
+        if not system.FAULTS_IN or used <= enough:
             return
         begin = max(used, self._faulted_in)
         self._faulted_in = begin + AHEAD_BYTES

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import signal
 import struct
 import sys
@@ -52,6 +51,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from rocksdict import AccessType, Rdict, ReadOptions
 
+from zufluss import system
 from zufluss.kv.cold.rocks import table_options
 
 REQUEST = struct.Struct("<biiiqq")
@@ -191,7 +191,7 @@ def main() -> None:
     """Serve requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal; the server ends the input
     os.nice(NICENESS)
-    _allow_many_files()
+    system.raise_open_files_limit()  # a database keeps all its files open
     gc.disable()  # a page makes a million objects, and no cycles
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     databases = Databases()
@@ -238,12 +238,6 @@ def read_request(source: BinaryIO) -> Request | None:
     after = None if low == NONE else source.read(low)
     until = None if high == NONE else source.read(high)
     return Request(operation, path, after, until, rows, size)
-
-
-def _allow_many_files() -> None:
-    """Raise the limit of open files: a database keeps all its files open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

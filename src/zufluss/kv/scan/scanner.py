@@ -13,7 +13,6 @@ request again: a pinned state does not change, so a page can be read any number 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
+from zufluss import system
 from zufluss.errors import LogStorageError
 from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.kv.scan.process import (
@@ -234,7 +234,7 @@ class ScanProcess:
 def _widen(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     try:
-        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        system.widen_pipe(process.stdout.fileno(), PIPE_BYTES)
     except OSError as e:  # the limit of large pipes is reached; a small one works too
         log.info("kv_scan_pipe_small", reason=str(e))
 

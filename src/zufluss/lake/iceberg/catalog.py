@@ -233,6 +233,7 @@ class _SqlCatalog(SqlCatalog):
 def _sqlite_connected(connection: Any, _record: Any) -> None:
     connection.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_MS}")
     connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA fullfsync=ON")  # on macOS a sync reaches the medium only with this
 
 
 def file_properties(properties: Mapping[str, Any]) -> dict[str, str]:

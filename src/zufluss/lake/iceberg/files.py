@@ -13,6 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from zufluss import system
+
 
 def local_path(location: str) -> Path | None:
     """The path of a local file, None for other schemes."""
@@ -72,6 +74,6 @@ class LakeFiles:
 def _fsync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        system.sync_names(fd)
     finally:
         os.close(fd)
