@@ -65,6 +65,11 @@ def log_directory(data_dir: Path, path: PhysicalTablePath, bucket: TableBucket) 
     return directory / f"log-{bucket.bucket_id}"
 
 
+def caseless(directory: Path) -> str:
+    """Return the name by which file systems that do not tell `a` from `A` know a directory."""
+    return str(directory).casefold()
+
+
 _DATABASE = re.compile(r"[A-Za-z0-9_-]+")
 _TABLE = re.compile(r"[A-Za-z0-9_-]+-\d+")
 _PARTITION = re.compile(r"[A-Za-z0-9_$-]+-p\d+")

@@ -34,7 +34,7 @@ from zufluss.log.config import FlushMode
 from zufluss.log.files import Files
 from zufluss.log.holds import Holder
 from zufluss.log.log import Log
-from zufluss.log.manager import log_directory, owner_directories
+from zufluss.log.manager import caseless, log_directory, owner_directories
 from zufluss.log.worker import ThreadWorker
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.replica.memory_limit import memory_limit
@@ -302,7 +302,8 @@ class KvHost:
 
     def remove_others(self, assigned: set[Path]) -> list[Path]:
         """Remove the states of buckets that are not assigned; returns their directories."""
-        others = [d for d in kv_directories(self._data_dir) if d not in assigned]
+        names = {caseless(directory) for directory in assigned}
+        others = [d for d in kv_directories(self._data_dir) if caseless(d) not in names]
         for directory in others:
             self._remove(directory)
         return others

@@ -20,7 +20,7 @@ import structlog
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.errors import LogStorageError, ZuflussError, reason_of
-from zufluss.log.manager import log_directories, log_directory
+from zufluss.log.manager import caseless, log_directories, log_directory
 from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.model.table import TableBucket
 from zufluss.replica.replica import Replica, ReplicaHost, ReplicaSettings
@@ -239,12 +239,16 @@ class Assignments:
         del self._closing[replica]
 
     def _remove_others(self, assignments: Sequence[ReplicaAssignment]) -> None:
-        """Remove files of buckets that were dropped while this server was away or died."""
+        """Remove files of buckets that were dropped while this server was away or died.
+
+        The case of names does not count: file systems of macOS list one directory for the databases
+        `a` and `A`. Ids make the directories of tables differ.
+        """
         logs, kv, data_dir = self._host.logs, self._host.kv, self._data_dir
         places = [(a.physical_path, a.table_bucket) for a in assignments]
-        assigned = {log_directory(data_dir, *place) for place in places}
+        assigned = {caseless(log_directory(data_dir, *place)) for place in places}
         for directory in log_directories(data_dir):
-            if directory not in assigned and directory.suffix != DELETED_SUFFIX:
+            if caseless(directory) not in assigned and directory.suffix != DELETED_SUFFIX:
                 log.info("dropped_log_removed", directory=str(directory))
                 self._context.files.remove_tree(directory)
                 logs.remove_empty_parents(directory)

@@ -131,6 +131,19 @@ async def test_files_of_dropped_tables_go_and_of_unborn_ones_stay(
     assert remote_files(tmp_path) == {f"l2/{unborn}", f"l2/{partition}"}
 
 
+async def test_files_stay_that_a_location_lists_with_other_letters_of_their_database(
+    cluster: Cluster, logged: TableBucket, tmp_path: Path
+) -> None:
+    """A directory of macOS has one name for `fluss` and `Fluss`: that of the first."""
+    used = await segment(cluster, logged, 0, 10)
+    first = await manifest(cluster, logged, [used])
+    assert await cluster.coordinator.remote.commit_manifest(first)
+    database = tmp_path / "l1" / "log" / "fluss"
+    database.rename(database.with_name("Fluss"))
+    database.symlink_to("Fluss")  # opened by both names, listed by one, as there
+    assert await sweep(cluster) == 0
+
+
 async def test_nothing_of_a_bucket_goes_while_its_documents_cannot_be_read(
     cluster: Cluster, logged: TableBucket, keyed: TableBucket, tmp_path: Path
 ) -> None:

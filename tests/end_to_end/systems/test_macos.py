@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import zufluss
+from tests.servers import WarmServer
 from zufluss.errors import ZuflussError
 from zufluss.testing.server import DevServer
 
@@ -93,3 +94,28 @@ def test_a_write_is_not_acknowledged_when_the_full_sync_fails(server: MacServer)
         with pytest.raises(ZuflussError, match="drive failed"):
             writer.flush()
         server.fail_syncs(False)
+
+
+def test_databases_that_share_a_directory_keep_their_rows(tmp_path: Path) -> None:
+    """The file systems of macOS have one directory for `shop` and `Shop`, with the first's name."""
+    rows = {"id": [1, 2], "name": ["a", "b"]}
+    (tmp_path / "Shop").mkdir()
+    (tmp_path / "shop").symlink_to("Shop")  # opened by both names, listed by one, as there
+    paths = [f"{database}.{table}" for database in ("Shop", "shop") for table in ("log", "users")]
+    with WarmServer(tmp_path) as server:
+        with zufluss.connect(server.bootstrap) as connection:
+            for path in paths:
+                key = ", PRIMARY KEY (id)" if path.endswith("users") else ""
+                connection.admin.create_database(path.partition(".")[0], ignore_if_exists=True)
+                connection.admin.create_table(path, f"id INT, name STRING{key}", bucket_count=1)
+                table = connection.table(path)
+                with table.upsert() if key else table.append() as writer:
+                    writer.write(rows)
+        assert server.stop() == 0
+        server.start()
+        with zufluss.connect(server.bootstrap) as connection:
+            for path in paths:
+                table = connection.table(path)
+                scan = table.scan() if path.endswith("users") else table.scan(stop="latest")
+                assert scan.to_arrow().sort_by("id").to_pydict() == rows
+        assert "removed" not in server.log()

@@ -52,7 +52,9 @@ BUCKETS_KNOWN_MAX = 256
 """Buckets whose files are kept in memory during a sweep."""
 
 Key = tuple[int, str]
-"""Location and path of a file."""
+"""Location and path of a file. Paths are compared without their case: a directory of macOS lists
+the files of the databases `a` and `A` under one of the two names. Ids and UUIDs make paths differ.
+"""
 
 
 @dataclass(slots=True)
@@ -209,10 +211,11 @@ class Sweep:
         except UnknownTableOrBucketError:
             held = self._held(name.bucket.table_id, name.bucket.partition_id)
             return None if held else "its table, partition or bucket does not exist any more"
-        if not file.path.startswith(f"{directory}/"):
+        if not file.path.casefold().startswith(f"{directory}/".casefold()):
             return f"its bucket has the directory {directory}"
         try:
-            if (file.location_id, file.path) in await self._files(name.kind, name.bucket):
+            files = await self._files(name.kind, name.bucket)
+            if (file.location_id, file.path.casefold()) in files:
                 return None
         except ZuflussError as problem:
             self._failed(str(name.bucket), problem)
@@ -229,7 +232,7 @@ class Sweep:
         if known is not None and known[0] is record:
             return known[1]
         read = self._log_files if kind == layout.LOG else self._snapshots.files
-        files = await read(bucket, record)
+        files = {(location, path.casefold()) for location, path in await read(bucket, record)}
         self._known[kind, bucket] = record, files
         while len(self._known) > BUCKETS_KNOWN_MAX:
             self._known.popitem(last=False)
