@@ -34,6 +34,7 @@ import functools
 import importlib
 import mmap
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +42,7 @@ from pathlib import Path
 from typing import Any, Final
 
 
-def _module(name: str) -> Any:
+def optional_module(name: str) -> Any:
     """Return a module of the standard library, None if this system does not have it."""
     try:
         return importlib.import_module(name)
@@ -49,8 +50,8 @@ def _module(name: str) -> Any:
         return None
 
 
-_fcntl = _module("fcntl")
-_resource = _module("resource")
+_fcntl = optional_module("fcntl")
+_resource = optional_module("resource")
 
 LINUX: Final = sys.platform == "linux"
 """Whether this is Linux."""
@@ -162,6 +163,21 @@ def lock_directory(directory: Path, *, wait: bool) -> int | None:
         os.close(fd)
         raise
     return fd
+
+
+def user_id() -> int:
+    """Return the number of the user; 0 on Windows, where each user has other directories."""
+    getuid: Callable[[], int] = getattr(os, "getuid", lambda: 0)
+    return getuid()
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether only this user can write to a file; always on Windows, where the mode does not say.
+
+    There, the directories for temporary files and for programs of a user are closed to others.
+    """
+    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return not SERVERS_RUN or (status.st_uid == user_id() and not shared)
 
 
 # -- limits and memory --------------------------------------------------------------------------

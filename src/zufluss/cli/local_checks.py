@@ -11,7 +11,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import resource
 import shutil
 import socket
 import sys
@@ -21,9 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zufluss.cli.amounts import bytes_text
+from zufluss.system import SERVERS_RUN, optional_module
 
 if TYPE_CHECKING:
     from zufluss.config import Configuration
+
+resource = optional_module("resource")
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 GIB: Final = 1 << 30
@@ -60,13 +62,14 @@ Findings = Iterator[LocalFinding]
 
 def machine_findings() -> Findings:
     """Python, packages, kernels, limits, clock, Spark: needed by servers and clients."""
-    for check in (_python, _kernels, _files, _memory, _threads, _clock, _spark):
+    limits = (_files, _memory, _threads) if SERVERS_RUN else ()
+    for check in (_python, _kernels, *limits, _clock, _spark):
         yield from _guarded(check)
 
 
 def server_findings(conf: Configuration) -> Findings:
     """The configuration of a server that runs here, or would: directory, ports, values, lake."""
-    for check in (_data_dir, _ports, _dangers, _locations, _lake):
+    for check in (_data_dir, _ports, _dangers, _locations, _lake) if SERVERS_RUN else ():
         yield from _guarded(lambda check=check: check(conf))  # type: ignore[misc]
 
 

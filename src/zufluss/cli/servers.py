@@ -73,6 +73,7 @@ def dev(
 
       zufluss dev -D zufluss.log.flush=os -D log.segment.file-size=256mb
     """
+    _check_system()
     conf = _dev_configuration(configuration(config_file, settings), data_dir, host, port, lake)
     _prepare(conf, "--port PORT (0 for any free one)")
     from zufluss.server import run_dev
@@ -93,6 +94,7 @@ def server(
 
       zufluss server --role tablet --config server.yaml -D tablet-server.id=3
     """
+    _check_system()
     conf = configuration(config_file, settings)
     _prepare(conf, "-D bind.listeners=NAME://HOST:PORT")
     from zufluss.server import run_role
@@ -163,6 +165,16 @@ def _prepare(conf: Configuration, option: str) -> None:
         raise typer.Exit(USAGE)
     _log_to_stderr(conf)
     kernels.warm()
+
+
+def _check_system() -> None:
+    from zufluss.system import SERVERS_RUN
+
+    if not SERVERS_RUN:
+        raise typer.BadParameter(
+            "servers run on Linux and macOS; on this system zufluss is a client. Start the server "
+            "in WSL, in a container or on another machine, and connect to it"
+        )
 
 
 def _run(serve: Callable[[], int]) -> None:

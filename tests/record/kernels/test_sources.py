@@ -100,6 +100,7 @@ def test_every_module_with_kernels_is_loaded_by_warm_and_covered_by_the_digest()
 
 def test_the_digest_covers_every_file_that_kernels_take_functions_and_constants_from() -> None:
     outside = {m for m in dependencies() if not m.startswith(PACKAGE)}
+    outside.discard("zufluss.system")  # says where the cache is, not what is in it
     assert outside <= set(MODULES_OUTSIDE)
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from zufluss.record.kernels import library, progress
 from zufluss.record.kernels.types import Signature, numba_type
+from zufluss.system import is_private, user_id
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,8 +43,7 @@ def _is_private(directory: Path) -> bool:
         status = directory.stat()
     except OSError:
         return False
-    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return status.st_uid == os.getuid() and not shared and os.access(directory, os.W_OK)
+    return is_private(status) and os.access(directory, os.W_OK)
 
 
 def choose_directory(candidates: tuple[Path, ...], temporary: Path) -> Path:
@@ -70,7 +69,7 @@ def cache_directory() -> Path:
     candidates = [
         Path(__file__).parent / "__pycache__",
         Path(home_cache) / "zufluss",
-        temporary / f"zufluss-{os.getuid()}",
+        temporary / f"zufluss-{user_id()}",
     ]
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         candidates.insert(0, Path(chosen))

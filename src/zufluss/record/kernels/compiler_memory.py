@@ -8,8 +8,9 @@ and the kernel loads them again if a function is compiled later.
 from __future__ import annotations
 
 import ctypes
-import sys
 from pathlib import Path
+
+from zufluss.system import LINUX
 
 LIBRARY = "libllvmlite"
 _DONTNEED = 4
@@ -17,7 +18,7 @@ _DONTNEED = 4
 
 def release_compiler() -> None:
     """Drop LLVM's code from resident memory; does nothing on other systems than Linux."""
-    if not sys.platform.startswith("linux"):
+    if not LINUX:
         return
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
