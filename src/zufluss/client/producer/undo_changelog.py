@@ -29,8 +29,9 @@ from zufluss.client.producer.undo import OnUndo, UndoProgress, UndoTally
 from zufluss.client.producer.wire import BucketOffsets
 from zufluss.client.read.decode import CHANGE_TYPE
 from zufluss.client.read.log_scan import AsyncLogScan
+from zufluss.client.write.rows import RowChunk
 from zufluss.client.write.upsert import AsyncUpsertWriter
-from zufluss.client.write.writer import Identity, RowChunk
+from zufluss.client.write.writer import Identity
 from zufluss.config import table_options as t
 from zufluss.errors import ProducerStateError, UndoImpossibleError
 from zufluss.model.merge import merge_engine

@@ -37,9 +37,10 @@ class _Writer(BlockFacade[W]):
 
     def _take_over(self, data: Any, *, delete: bool) -> None:
         """Convert in this thread, then hand the batches to the loop."""
-        row = single_row(data, self._twin.info.schema.arrow)
+        row = single_row(data, self._twin.arrow)
         if row is not None:
             if self._twin.add_row(row, delete=delete):
+                self._twin.convert_rows()
                 self._thread.run(self._twin.take_rows())
         elif is_stream(data):
             for item in data:

@@ -7,8 +7,9 @@ from typing import Final
 
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.write.encode import BatchEncoder
+from zufluss.client.write.rows import RowChunk
 from zufluss.client.write.sender import SendableBatch, WriteCall
-from zufluss.client.write.writer import BatchWriter, Identity, RowChunk
+from zufluss.client.write.writer import BatchWriter, Identity
 from zufluss.errors import InvalidTableError
 from zufluss.model.table import TableInfo
 from zufluss.wire import messages as m

@@ -39,8 +39,9 @@ from crc32c import crc32c
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.keys import check_primary_key
 from zufluss.client.write.encode import BATCH_BYTES_MAX, join
+from zufluss.client.write.rows import RowChunk
 from zufluss.client.write.sender import WriteCall
-from zufluss.client.write.writer import BatchWriter, Identity, RowChunk
+from zufluss.client.write.writer import BatchWriter, Identity
 from zufluss.config import table_options as t
 from zufluss.errors import (
     ConfigError,

@@ -6,7 +6,8 @@
 batches; the subclasses (`write/append.py`, `write/upsert.py`) encode them. Input larger than
 `client.writer.batch-size` is cut into even slices of about that size and sealed at once. Smaller
 input waits in the open batch of its bucket until that is full or `client.writer.batch-timeout` has
-passed. Single rows (dicts) are gathered in the same way before they are converted.
+passed. Single rows are gathered before they are converted (`write/rows.py`), and sent when the
+oldest has waited that long.
 
 `write` returns when the writer has taken the rows; it waits while more than
 `client.writer.buffer.memory-size` is unacknowledged. `flush` returns when all rows written before
@@ -29,8 +30,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -40,14 +41,9 @@ from zufluss.client.core.buckets import BucketAssigner, assigner_of, split_parti
 from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.core.catalog import list_partitions
 from zufluss.client.core.cluster import ClusterConnection
-from zufluss.client.core.convert import (
-    ColumnMismatchError,
-    is_stream,
-    rows_to_batch,
-    single_row,
-    to_batches,
-)
+from zufluss.client.core.convert import is_stream, single_row, to_batches
 from zufluss.client.core.unsent import LAST_FLUSH_MS, UNSETTLED, note, warn
+from zufluss.client.write.rows import ROWS_PER_CHECK, RowBuffer, RowChunk, UnfitRow
 from zufluss.client.write.sender import BucketQueue, PendingBatch, SendableBatch, Sender, WriteCall
 from zufluss.errors import (
     ConfigError,
@@ -65,22 +61,10 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import path_to_proto
 
-ROWS_GATHERED_MAX: Final = 2_000
-"""Single rows that are gathered before they are converted together."""
-
 FULL: Final = 0.75
 """An open batch with this fraction of `client.writer.batch-size` is full: more would exceed it."""
 THREAD_ROWS_MIN: Final = 4_096
 """Batches of fewer rows are hashed and split on the event loop, not in a thread."""
-
-
-class RowChunk(NamedTuple):
-    """Rows of one bucket that were written together."""
-
-    rows: pa.RecordBatch
-    """Whole rows, or the keys of rows to delete."""
-    delete: bool
-    """True if the rows are to be deleted."""
 
 
 class Identity(NamedTuple):
@@ -147,8 +131,12 @@ class BatchWriter:
         self._ending = asyncio.Lock()
         self._order = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self._rows: list[tuple[bool, Mapping[str, Any]]] = []
+        self.arrow = info.schema.arrow
+        """The columns of the table."""
+        self._linger = self._options.batch_timeout_ms / 1000
+        self._rows = RowBuffer(self.arrow, self._columns_of, self._options.batch_bytes)
         self._rows_lock = threading.Lock()
+        self._rows_timed = False
         self._rows_in_work = 0
         self._rows_timer: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -163,6 +151,9 @@ class BatchWriter:
     def columns_of(self, *, delete: bool) -> Sequence[str] | None:
         """The columns to take from the input; None for all."""
         raise NotImplementedError
+
+    def _columns_of(self, delete: bool) -> Sequence[str] | None:
+        return self.columns_of(delete=delete)
 
     def encode(self, chunks: Sequence[RowChunk], writer_id: int, sequence: int) -> SendableBatch:
         """Encode one batch; runs in a thread."""
@@ -191,7 +182,7 @@ class BatchWriter:
         await self._take_over(data, delete=False)
 
     async def _take_over(self, data: Any, *, delete: bool) -> None:
-        row = single_row(data, self.info.schema.arrow)
+        row = single_row(data, self.arrow)
         if row is not None:
             if self.add_row(row, delete=delete):
                 await self.take_rows()
@@ -223,13 +214,21 @@ class BatchWriter:
         """Gather one row; returns True when `take_rows` is due. Any thread may call this."""
         with self._rows_lock:
             self._check()
-            self._rows.append((delete, row))
-            count = len(self._rows)
-            if count == 1:
+            gathered = self._rows.add(row, delete)
+            if gathered % ROWS_PER_CHECK and gathered > 1:
+                return False
+            full = self._rows.check()
+            if gathered == 1:
                 UNSETTLED.add(self)
-        if count == 1 and not self._repeatable:
-            self._loop.call_soon_threadsafe(self._start_rows_timer)
-        return count >= ROWS_GATHERED_MAX
+                if not self._rows_timed and not self._repeatable:
+                    self._rows_timed = True
+                    self._loop.call_soon_threadsafe(self._start_rows_timer)
+        return full
+
+    def convert_rows(self) -> None:
+        """Convert the rows that `add_row` gathered, for `take_rows`. Any thread may call this."""
+        with self._rows_lock:
+            self._rows.convert()
 
     async def take_rows(self) -> None:
         """Convert and write the rows that `add_row` gathered."""
@@ -303,7 +302,7 @@ class BatchWriter:
             self._closed = True
         problem = None
         try:
-            if limit_ms is not None and self._repeatable and (self._open or self._rows):
+            if limit_ms is not None and self._repeatable and (self._open or self._rows.count):
                 problem = self._give_up(ZuflussError("the task has not finished; run it again"))
             else:
                 async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
@@ -353,7 +352,7 @@ class BatchWriter:
         """Rows that are not acknowledged, those of failures that nobody was told included."""
         sealed = sum(batch.rows for batch in self._pending)
         waiting = sum(batch.rows for batch in self._open.values())
-        return sealed + waiting + len(self._rows) + self._rows_in_work + self._failed_rows
+        return sealed + waiting + self._rows.count + self._rows_in_work + self._failed_rows
 
     @property
     def _untold(self) -> bool:
@@ -430,43 +429,43 @@ class BatchWriter:
     # -- single rows ---------------------------------------------------------------------------
 
     def _start_rows_timer(self) -> None:
-        delay = self._options.batch_timeout_ms / 1000
-        self._rows_timer = self._loop.call_later(delay, self._rows_due)
+        self._rows_timer = self._loop.call_later(self._linger, self._rows_due)
 
     def _rows_due(self) -> None:
-        task = self._loop.create_task(self._take_rows())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        """Send the rows if the oldest has waited long enough, else wait until it has."""
+        with self._rows_lock:
+            waited = time.monotonic() - self._rows.since
+            self._rows_timed = self._rows.count > 0 and waited < self._linger
+            if self._rows_timed:
+                rest = max(self._linger - waited, 0.001)
+                self._rows_timer = self._loop.call_later(rest, self._rows_due)
+                return
+        if self._rows.count:
+            task = self._loop.create_task(self._seal_rows())
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
 
     async def _convert_rows(self) -> None:
         """Convert and route the gathered rows; the next call is told of rows that fail."""
         with self._rows_lock:
-            rows, self._rows = self._rows, []
-            self._rows_in_work += len(rows)
-        for delete, group in groupby(rows, key=lambda entry: entry[0]):
-            await self._convert_group([row for _, row in group], delete)
+            count, chunks = self._rows.take()
+            self._rows_in_work += count
+        for chunk in chunks:
+            failure: ZuflussError | None = None
+            try:
+                if isinstance(chunk, UnfitRow):
+                    raise chunk.reason
+                await self._route(chunk)
+            except ZuflussError as e:
+                failure = e
+            except Exception as e:
+                failure = ZuflussError(f"rows for table {self.info.path} failed: {reason_of(e)}")
+                failure.__cause__ = e
+            rows = 1 if isinstance(chunk, UnfitRow) else chunk.rows.num_rows
+            self._rows_in_work -= rows
+            if failure is not None:
+                self._failed(failure, rows)
         self._settled()
-
-    async def _convert_group(self, rows: list[Mapping[str, Any]], delete: bool) -> None:
-        """Write rows; if some do not fit the columns, write the others."""
-        failure: ZuflussError | None = None
-        try:
-            batch = rows_to_batch(rows, self.info.schema.arrow, self.columns_of(delete=delete))
-            await self._route(RowChunk(batch, delete))
-        except ColumnMismatchError as e:
-            if len(rows) > 1:
-                for row in rows:
-                    await self._convert_group([row], delete)
-                return
-            failure = e
-        except ZuflussError as e:
-            failure = e
-        except Exception as e:
-            failure = ZuflussError(f"a row for table {self.info.path} failed: {reason_of(e)}")
-            failure.__cause__ = e
-        self._rows_in_work -= len(rows)
-        if failure is not None:
-            self._failed(failure, len(rows))
 
     # -- routing -------------------------------------------------------------------------------
 
