@@ -492,9 +492,7 @@ class AsyncAdmin:
         for address in dict.fromkeys(node.address for node in await self.server_nodes()):
             server = f"{address[0]}:{address[1]}"
             try:
-                socket = await self._connection.socket(address)
-                timeout_ms = self._connection.options.request_timeout_ms
-                answer = await socket.call(ApiKey.EXAMINE_SERVER, request, timeout_ms=timeout_ms)
+                answer = await self._connection.call_at(address, ApiKey.EXAMINE_SERVER, request)
             except (NetworkError, RequestTimeoutError) as problem:
                 findings.append(ServerFinding(server, PROBLEM, "server", problem.message))
                 continue
@@ -511,12 +509,8 @@ class AsyncAdmin:
         infos: list[ServerInfo] = []
         for address in dict.fromkeys(node.address for node in await self.server_nodes()):
             try:
-                socket = await self._connection.socket(address)
-                answer = await socket.call(
-                    ApiKey.DESCRIBE_SERVER,
-                    m.DescribeServerRequest(),
-                    timeout_ms=self._connection.options.request_timeout_ms,
-                )
+                request = m.DescribeServerRequest()
+                answer = await self._connection.call_at(address, ApiKey.DESCRIBE_SERVER, request)
             except (NetworkError, RequestTimeoutError, UnsupportedVersionError):
                 continue  # `examine_servers` reports it
             infos.append(server_info(f"{address[0]}:{address[1]}", answer))

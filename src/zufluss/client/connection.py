@@ -71,9 +71,21 @@ async def connect_async(bootstrap: str, **options: Any) -> AsyncConnection:
     ...     "localhost:9123", **{"client.request-timeout": "10s"}
     ... )
     """
+    return await _opened(AsyncConnection(bootstrap, options), 0)
+
+
+async def connect_patiently(bootstrap: str, **options: Any) -> AsyncConnection:
+    """Connect as `connect_async` does, but wait for a cluster that restarts.
+
+    For tasks of a job that outlives a restart. They wait for `client.connect-timeout`.
+    """
     connection = AsyncConnection(bootstrap, options)
+    return await _opened(connection, connection.options.connect_timeout_ms)
+
+
+async def _opened(connection: AsyncConnection, patience_ms: int) -> AsyncConnection:
     try:
-        await connection.start()
+        await connection.start(patience_ms)
     except BaseException:
         await connection.close()
         raise

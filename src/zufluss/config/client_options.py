@@ -20,13 +20,15 @@ CLIENT_ID = string_option("client.id", "", "A name for the client in server logs
 CLIENT_CONNECT_TIMEOUT = duration_option(
     "client.connect-timeout",
     15 * SECOND_MS,
-    "How long opening a connection may take, handshake included. Fluss's Java client waits 120 s.",
+    "How long opening a connection may take, handshake included, if the server does not answer. "
+    "Fluss's Java client waits 120 s.",
     minimum=1,
 )
 CLIENT_REQUEST_TIMEOUT = duration_option(
     "client.request-timeout",
     30 * SECOND_MS,
-    "How long the client waits for an answer before it fails or retries the request.",
+    "How long a call may take, retries included. Writers and scans that follow a log try for four "
+    "times as long; docs/timeouts.md lists all calls.",
     minimum=1,
 )
 CLIENT_SECURITY_PROTOCOL = enum_option(

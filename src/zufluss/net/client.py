@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -345,7 +346,15 @@ async def open_connection(
             raise
         if isinstance(e, TimeoutError):
             raise NetworkError(f"no connection to {peer} within {connect_timeout_ms} ms") from e
-        raise NetworkError(f"cannot connect to {peer}: {e}; is the server running there?") from e
+        raise NetworkError(f"cannot connect to {peer}: {_problem(host, e)}") from e
+
+
+def _problem(host: str, failure: OSError) -> str:
+    if isinstance(failure, socket.gaierror):
+        return f"the host name {host!r} is unknown ({failure.strerror})"
+    if isinstance(failure, ConnectionRefusedError):
+        return "connection refused, nobody listens there"
+    return str(failure)
 
 
 def _common_versions(response: m.ApiVersionsResponse) -> dict[int, int]:

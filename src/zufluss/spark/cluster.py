@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from zufluss.client.connection import AsyncConnection, connect_async
+from zufluss.client.connection import AsyncConnection, connect_patiently
 from zufluss.client.sync.loop import LoopThread
 from zufluss.config.client_options import CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET
 from zufluss.errors import ConfigError
@@ -63,7 +63,7 @@ def client(bootstrap: str, options: Mapping[str, Any]) -> Client:
     if key not in _clients:
         thread = LoopThread()
         try:
-            connection = thread.run(connect_async(bootstrap, **{**FETCH, **options}))
+            connection = thread.run(connect_patiently(bootstrap, **{**FETCH, **options}))
         except BaseException:
             thread.close()
             raise

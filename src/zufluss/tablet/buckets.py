@@ -158,12 +158,20 @@ class Buckets:
             return refused.reason
         if table is None or (partition_id, bucket_id) not in table.replicas:
             return UnknownTableOrBucketError(
-                f"{bucket} is not on this server; refresh the metadata"
+                f"{self.name_of(bucket)} is not on this server; refresh the metadata"
             )
         return InvalidTableError(
             f"{table.info.path} has a primary key: the server writes its log, the changelog; "
             "write rows with PUT_KV"
         )
+
+    def name_of(self, bucket: TableBucket) -> str:
+        """The bucket for messages, such as `fluss.orders, bucket 2`; its ids if it is unknown."""
+        entry = self.image.table_by_id(bucket.table_id)
+        if entry is None:
+            return str(bucket)
+        partition = "" if bucket.partition_id is None else f", partition {bucket.partition_id}"
+        return f"{entry.info.path}{partition}, bucket {bucket.bucket_id}"
 
     def replicas(self) -> Iterator[Replica]:
         """Every open replica."""

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 import zufluss
+from tests.client.conftest import FAST
 from tests.client.fake import FakeCluster
 from tests.client.pk import create_table, upsert
 from zufluss.client import ColumnMismatchError
-from zufluss.client.connection import AsyncConnection
+from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.keyed import key_reader
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
@@ -217,12 +218,14 @@ async def test_a_cancelled_lookup_leaves_the_others_alone(
     "fault", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION]
 )
 async def test_passing_errors_are_retried_and_the_other_rows_delivered(
-    cluster: FakeCluster, connection: AsyncConnection, fault: ErrorCode
+    cluster: FakeCluster, fault: ErrorCode
 ) -> None:
-    table = await filled(cluster, connection)
-    faults = iter([fault] * 5)
-    cluster.lookup_fault = lambda bucket: next(faults, None) if bucket.bucket_id == 1 else None
-    found = await table.lookup(list(range(100)))
+    patient = FAST | {"client.request-timeout": "5min"}
+    async with await connect_async(cluster.bootstrap, **patient) as connection:
+        table = await filled(cluster, connection)
+        faults = iter([fault] * 5)
+        cluster.lookup_fault = lambda bucket: next(faults, None) if bucket.bucket_id == 1 else None
+        found = await table.lookup(list(range(100)))
     assert found["name"].to_pylist() == [f"n{i}" for i in range(100)]
     assert len(cluster.lookups) == 6
     assert [entry.bucket_id for entry in cluster.lookups[-1].buckets_req] == [1]

@@ -189,7 +189,7 @@ async def test_each_bucket_is_read_one_page_ahead_and_few_buckets_at_a_time(
 
 @pytest.mark.parametrize(
     "fault",
-    ["lost", "hang", ErrorCode.KV_SCAN_BUSY, ErrorCode.NOT_LEADER_OR_FOLLOWER],
+    ["lost", ErrorCode.KV_SCAN_BUSY, ErrorCode.NOT_LEADER_OR_FOLLOWER],
 )
 async def test_a_call_that_fails_in_passing_is_made_again_with_the_same_pin(
     cluster: PinCluster, connection: AsyncConnection, fault: Any

@@ -12,8 +12,8 @@ was lost. The kind of call decides which server receives it:
 | metadata, writer ids | any tablet server, then the coordinator, then the bootstrap list |
 | produce, fetch, offsets | the leader of the bucket |
 
-A call whose error may pass (`retry.PASSING`) is repeated with growing pauses until
-`client.request-timeout`; stale metadata is refreshed before. A call that changes something is
+A call whose error may pass (`retry.PASSING`) is repeated with growing pauses; stale metadata is
+refreshed before. All of it ends at `client.request-timeout`. A call that changes something is
 repeated only if it certainly had no effect: the socket could not be opened, or a standby
 coordinator refused the call. Writers and scans have retry rules of their own (`write/sender.py`,
 `read/fetcher.py`).
@@ -45,6 +45,7 @@ from zufluss.errors import (
     LeaderNotAvailableError,
     NetworkError,
     PartitionNotExistError,
+    RequestTimeoutError,
     TableNotExistError,
     UnsentRowsError,
     ZuflussError,
@@ -195,35 +196,52 @@ class ClusterConnection:
                 node = self.metadata.coordinator
                 if node is None:
                     raise NetworkError("the cluster has no coordinator at the moment")
-                socket = await self.socket(node.address)
-                sent = True
-                timeout_ms = self.options.request_timeout_ms
-                return await socket.call(api_key, request, timeout_ms=timeout_ms)
+                async with backoff.attempt():
+                    socket = await self.socket(node.address)
+                    sent = True
+                    return await socket.call(api_key, request, timeout_ms=backoff.left_ms)
             except ZuflussError as e:
                 refused = e.code is ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
                 if e.code not in PASSING or (sent and not repeatable and not refused):
                     raise
                 failure = e
             await backoff.pause(failure)
-            await self._refresh_quietly()
+            async with backoff.attempt():
+                await self._refresh_quietly()
 
     async def call_leader(self, bucket: TableBucket, api_key: ApiKey, request: Message) -> Any:
         """Call the leader of a bucket, once; the caller decides about retries."""
         node = self.metadata.leader(bucket)
         if node is None:
-            raise LeaderNotAvailableError(f"{bucket} has no leader at the moment")
-        socket = await self.socket(node.address)
-        return await socket.call(api_key, request, timeout_ms=self.options.request_timeout_ms)
+            raise LeaderNotAvailableError(
+                f"{self.metadata.name_of(bucket)} has no leader at the moment"
+            )
+        return await self.call_at(node.address, api_key, request)
 
-    async def call_any(self, api_key: ApiKey, request: Message) -> Any:
-        """Call the first server that answers; `NetworkError` or a timeout if none does."""
+    async def call_at(self, address: Address, api_key: ApiKey, request: Message) -> Any:
+        """Call the server at an address, once."""
+        backoff = Backoff(self.options.request_timeout_ms)
+        async with backoff.attempt():
+            socket = await self.socket(address)
+            return await socket.call(api_key, request, timeout_ms=backoff.left_ms)
+
+    async def call_any(
+        self, api_key: ApiKey, request: Message, timeout_ms: int | None = None
+    ) -> Any:
+        """Call the first server that answers; `NetworkError` or a timeout if none does.
+
+        The servers share the time, `client.request-timeout` unless given, so that one that is
+        silent leaves some for the others.
+        """
         failure: ZuflussError = NetworkError("no server is known")
-        for address in self._addresses():
+        whole = Backoff(timeout_ms or self.options.request_timeout_ms)
+        addresses = self._addresses()
+        for position, address in enumerate(addresses):
+            share = Backoff(whole.left_ms / (len(addresses) - position))
             try:
-                socket = await self.socket(address)
-                return await socket.call(
-                    api_key, request, timeout_ms=self.options.request_timeout_ms
-                )
+                async with share.attempt():
+                    socket = await self.socket(address)
+                    return await socket.call(api_key, request, timeout_ms=share.left_ms)
             except ZuflussError as e:
                 if e.code not in (
                     ErrorCode.NETWORK_EXCEPTION,
@@ -242,17 +260,28 @@ class ClusterConnection:
 
     # -- metadata ------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Find the cluster through the bootstrap list; `NetworkError` if no server answers."""
+    async def start(self, patience_ms: int = 0) -> None:
+        """Find the cluster through the bootstrap list; `NetworkError` if no server answers.
+
+        A server that refuses connections is an error at once, or tried again for `patience_ms`; one
+        that is silent is waited for until `client.connect-timeout`.
+        """
         self._guard = _close_with_loop(weakref.ref(self))
         await anext(self._guard)
-        backoff = Backoff(self.options.connect_timeout_ms)
+        backoff = Backoff(patience_ms)
         while True:
             try:
-                return await self.refresh()
-            except NetworkError as e:
-                failure = e
+                return await self._refresh(None, [], self.options.connect_timeout_ms)
+            except (NetworkError, RequestTimeoutError) as e:
+                failure = NetworkError(f"{e.message}; {self._advice()}")
             await backoff.pause(failure)
+
+    def _advice(self) -> str:
+        servers = ",".join(f"{host}:{port}" for host, port in self._bootstrap)
+        return (
+            "is a server running? Start one with `zufluss dev`, or check the address: "
+            f"bootstrap.servers={servers}"
+        )
 
     async def refresh(self, table: TablePath | None = None, partitions: Iterable[str] = ()) -> None:
         """Read the servers of the cluster, and optionally a table with some of its partitions.
@@ -268,7 +297,9 @@ class ClusterConnection:
             task.add_done_callback(lambda _: self._refreshes.pop(key, None))
         await asyncio.shield(task)
 
-    async def _refresh(self, table: TablePath | None, partitions: list[str]) -> None:
+    async def _refresh(
+        self, table: TablePath | None, partitions: list[str], timeout_ms: int | None = None
+    ) -> None:
         request = m.MetadataRequest()
         if table is not None:
             request.table_path.add(database_name=table.database, table_name=table.table)
@@ -276,7 +307,7 @@ class ClusterConnection:
                 request.partitions_path.add(
                     database_name=table.database, table_name=table.table, partition_name=name
                 )
-        response: m.MetadataResponse = await self.call_any(ApiKey.GET_METADATA, request)
+        response: m.MetadataResponse = await self.call_any(ApiKey.GET_METADATA, request, timeout_ms)
         self.metadata.merge(response)
 
     async def _refresh_quietly(self) -> None:
@@ -295,7 +326,8 @@ class ClusterConnection:
         backoff = Backoff(self.options.request_timeout_ms)
         while True:
             try:
-                await self.refresh_table(path)
+                async with backoff.attempt():
+                    await self.refresh_table(path)
                 return self.metadata.tables[path]
             except ZuflussError as e:
                 if e.code not in PASSING:
@@ -343,7 +375,8 @@ class ClusterConnection:
         backoff = Backoff(self.options.request_timeout_ms)
         while True:
             try:
-                await self.refresh_table(info.path, [name])
+                async with backoff.attempt():
+                    await self.refresh_table(info.path, [name])
                 return self.metadata.partitions[info.table_id, name]
             except ZuflussError as e:
                 if e.code not in PASSING:

@@ -76,7 +76,8 @@ async def ask_leaders(
     numbers: dict[TableBucket, int] = {}
     backoff = Backoff(connection.options.request_timeout_ms)
     while open_places:
-        answers, failure = await _ask_once(connection, open_places, ask)
+        async with backoff.attempt():
+            answers, failure = await _ask_once(connection, open_places, ask)
         numbers |= answers
         for bucket in answers:
             del open_places[bucket]
@@ -130,7 +131,8 @@ async def _find_leaders(
     names = list(partitions)
     while True:
         try:
-            return await connection.refresh_leaders(info, names)
+            async with backoff.attempt():
+                return await connection.refresh_leaders(info, names)
         except ZuflussError as e:
             if e.code not in PASSING:
                 raise
@@ -147,7 +149,8 @@ async def _ask_once(
     for bucket in places:
         leader = connection.metadata.leader(bucket)
         if leader is None:
-            failure = LeaderNotAvailableError(f"{bucket} has no leader at the moment")
+            name = connection.metadata.name_of(bucket)
+            failure = LeaderNotAvailableError(f"{name} has no leader at the moment")
         else:
             groups.setdefault((leader, bucket.partition_id), []).append(bucket)
     results = await asyncio.gather(

@@ -17,7 +17,7 @@ from zufluss.net.client import Credentials
 from zufluss.wire.sasl import parse_jaas
 
 DELIVERY_TIMEOUTS: Final = 4
-"""A write or fetch is retried for this many times `client.request-timeout`, then it fails."""
+"""A write, or a scan that follows a log, fails after this many times `client.request-timeout`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ClientOptions:
     connect_timeout_ms: int
     """Limit for opening a socket, handshake included."""
     request_timeout_ms: int
-    """Limit for one request."""
+    """Limit for one call, retries included."""
     credentials: Credentials | None
     """User and password; None on a plaintext connection."""
     acks: int
@@ -75,7 +75,7 @@ class ClientOptions:
 
     @property
     def delivery_timeout_ms(self) -> int:
-        """How long a write or fetch is retried before it fails."""
+        """How long a write, or a scan that follows a log, is retried before it fails."""
         return DELIVERY_TIMEOUTS * self.request_timeout_ms
 
     @classmethod

@@ -58,18 +58,22 @@ async def _bucket_rows(
         limit=limit,
     )
     backoff = Backoff(connection.options.request_timeout_ms)
+    name = connection.metadata.name_of(place.bucket)
     while True:
         try:
-            response = await connection.call_leader(place.bucket, ApiKey.LIMIT_SCAN, request)
+            async with backoff.attempt():
+                if connection.metadata.leader(place.bucket) is None:
+                    await connection.refresh_leaders(info, filter(None, [place.partition]))
+                response = await connection.call_leader(place.bucket, ApiKey.LIMIT_SCAN, request)
             if response.error_code:
-                raise error(response.error_code, f"{place.bucket}: {response.error_message}")
+                raise error(response.error_code, f"{name}: {response.error_message}")
             break
         except ZuflussError as e:
             if e.code not in PASSING:
                 raise
             failure = e
+        connection.metadata.forget_leader(place.bucket)
         await backoff.pause(failure)
-        await connection.refresh_leaders(info, filter(None, [place.partition]))
     from zufluss.record.batch.kv import parse_value_batch  # loads the compiled kernels
 
     return await decoder.decode(parse_value_batch(response.records))

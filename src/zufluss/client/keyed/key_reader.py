@@ -157,23 +157,28 @@ class KeyReader(Generic[T]):
         deliver: Deliver[T],
     ) -> None:
         """Read all groups and pass the results to `deliver` as they arrive."""
-        backoff = Backoff(self._connection.options.delivery_timeout_ms)
+        timeout_ms = self._connection.options.request_timeout_ms
+        backoff = Backoff(timeout_ms)
         while True:
-            places, absent = await self._places(groups)
+            async with backoff.attempt():
+                places, absent = await self._places(groups)
             if absent:
                 await deliver([(g, [self._call.nothing] * len(g.keys)) for g in absent])
             outcomes = await asyncio.gather(
                 *(
-                    self._ask(server, request, deliver)
+                    self._ask(server, request, deliver, backoff)
                     for server, requests in places.items()
                     for request in _requests(requests)
                 )
             )
-            groups = [group for failed, _ in outcomes for group in failed]
+            before, groups = groups, [group for failed, _ in outcomes for group in failed]
             if not groups:
                 return
+            if len(groups) < len(before) - len(absent):
+                backoff = Backoff(timeout_ms)  # servers answer; only those of some buckets are away
             await backoff.pause(next(reason for failed, reason in outcomes if failed and reason))
-            await self._refresh({g.partition for g in groups if g.partition is not None})
+            async with backoff.attempt():
+                await self._refresh({g.partition for g in groups if g.partition is not None})
 
     async def _places(
         self, groups: Sequence[KeyGroup]
@@ -213,18 +218,21 @@ class KeyReader(Generic[T]):
         server: ServerNode | None,
         groups: list[tuple[TableBucket, KeyGroup]],
         deliver: Deliver[T],
+        backoff: Backoff,
     ) -> tuple[list[KeyGroup], ZuflussError | None]:
         """Ask a server once; returns the groups to retry, with the last error."""
         if server is None:
-            reason = LeaderNotAvailableError(f"{groups[0][0]} has no leader at the moment")
+            name = self._connection.metadata.name_of(groups[0][0])
+            reason = LeaderNotAvailableError(f"{name} has no leader at the moment")
             return [group for _, group in groups], reason
         try:
-            response = await self._send(server, groups)
+            async with backoff.attempt():
+                response = await self._send(server, groups, backoff.left_ms)
         except RecordTooLargeError:
             halves = _halves(groups)
             if len(halves) == 1:
                 raise
-            outcomes = [await self._ask(server, half, deliver) for half in halves]
+            outcomes = [await self._ask(server, half, deliver, backoff) for half in halves]
             failed = [group for again, _ in outcomes for group in again]
             return failed, next((reason for _, reason in outcomes if reason), None)
         except ZuflussError as e:
@@ -257,26 +265,28 @@ class KeyReader(Generic[T]):
                 self._connection.metadata.forget_leader(bucket)
         return done, failed, last
 
-    async def _send(self, server: ServerNode, groups: list[tuple[TableBucket, KeyGroup]]) -> Any:
+    async def _send(
+        self, server: ServerNode, groups: list[tuple[TableBucket, KeyGroup]], timeout_ms: int
+    ) -> Any:
         request: Any = self._call.request(table_id=self._info.table_id)
         for bucket, group in groups:
             request.buckets_req.add(
                 partition_id=bucket.partition_id, bucket_id=bucket.bucket_id, keys=group.keys
             )
         socket = await self._connection.socket(server.address)
-        timeout_ms = self._connection.options.request_timeout_ms
         return await socket.call(self._call.api_key, request, timeout_ms=timeout_ms)
 
     def _results(self, bucket: TableBucket, group: KeyGroup, answer: Any) -> list[T]:
+        name = self._connection.metadata.name_of(bucket)
         if answer is None:
-            raise ZuflussError(f"{bucket} is missing in the server's answer to a lookup")
+            raise ZuflussError(f"{name} is missing in the server's answer to a lookup")
         if answer.error_code:
             text = answer.error_message or "refused by the server"
-            raise error(answer.error_code, f"{bucket}: {text}")
+            raise error(answer.error_code, f"{name}: {text}")
         results = self._call.results(answer)
         if len(results) != len(group.keys):
             raise CorruptMessageError(
-                f"{bucket}: the server answered {len(results)} values for {len(group.keys)} keys"
+                f"{name}: the server answered {len(results)} values for {len(group.keys)} keys"
             )
         return results
 

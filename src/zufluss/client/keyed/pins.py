@@ -221,15 +221,27 @@ class BucketPins:
         *,
         partial: bool = False,
     ) -> list[BucketPin]:
-        backoff = Backoff(timeout_ms)
+        busy = Backoff(timeout_ms)
+        away: Backoff | None = None
         while True:
+            begun = self._loop.time()
+            limit = away or Backoff(self._connection.options.request_timeout_ms)
             try:
-                return await self._unless_cancelled(self._open_once(places, at, partial))
+                async with limit.attempt():
+                    return await self._unless_cancelled(self._open_once(places, at, partial))
             except ZuflussError as failure:
                 if failure.code not in AGAIN:
                     raise
-                await backoff.pause(failure)
-            await self._find_leaders(places)
+                away = self._away(failure, away, begun)
+                await (away or busy).pause(failure)
+            async with (away or busy).attempt():
+                await self._find_leaders(places)
+
+    def _away(self, failure: ZuflussError, away: Backoff | None, begun: float) -> Backoff | None:
+        """The attempts to reach a server that is away; None if it answers, but is busy."""
+        if failure.code not in PASSING:
+            return None
+        return away or Backoff(self._connection.options.request_timeout_ms, since=begun)
 
     async def _unless_cancelled(
         self, work: Coroutine[Any, Any, list[BucketPin]]
@@ -254,7 +266,8 @@ class BucketPins:
         for place in places:
             leader = self._connection.metadata.leader(place.bucket)
             if leader is None:
-                raise LeaderNotAvailableError(f"{place.bucket} has no leader at the moment")
+                name = self._connection.metadata.name_of(place.bucket)
+                raise LeaderNotAvailableError(f"{name} has no leader at the moment")
             groups.setdefault(leader, []).append(place)
         requests = (self._outcome(*group, at, partial) for group in groups.items())
         outcomes = await asyncio.gather(*requests)
@@ -336,12 +349,16 @@ class BucketPins:
         self, pin: BucketPin, request: m.ScanKvSnapshotRequest
     ) -> m.ScanKvSnapshotResponse:
         """Read a page of a pin, retrying passing errors and reopening an expired pin."""
-        backoff: Backoff | None = None
+        timeout_ms = self._connection.options.request_timeout_ms
+        busy: Backoff | None = None
+        away: Backoff | None = None
         reopened = 0
         while True:
             request.pin_id = pin.pin_id
+            begun = self._loop.time()
             try:
-                return self._moved(pin, await self._ask(pin, request))
+                async with (away or Backoff(timeout_ms)).attempt():
+                    return self._moved(pin, await self._ask(pin, request))
             except ZuflussError as e:
                 failure = e
             if isinstance(failure, KvScanExpiredError):
@@ -350,9 +367,11 @@ class BucketPins:
                 reopened += 1
                 await self._reopen(pin, failure)
             elif failure.code in AGAIN:
-                backoff = backoff or Backoff(self._connection.options.delivery_timeout_ms)
-                await backoff.pause(failure)
-                await self._find_leaders([pin.place])
+                away = self._away(failure, away, begun)
+                busy = busy or Backoff(self._connection.options.delivery_timeout_ms)
+                await (away or busy).pause(failure)
+                async with (away or busy).attempt():
+                    await self._find_leaders([pin.place])
             else:
                 raise failure
 
@@ -361,8 +380,9 @@ class BucketPins:
         before, pin.cursor = pin.cursor, answer.last_key or pin.cursor
         pin.spent = answer.done
         if answer.rows and not answer.done and pin.cursor == before:
+            name = self._connection.metadata.name_of(pin.place.bucket)
             raise CorruptMessageError(
-                f"{pin.place.bucket}: an answer of a scan has {answer.rows} rows behind the key "
+                f"{name}: an answer of a scan has {answer.rows} rows behind the key "
                 f"{'(none)' if before is None else before.hex()} and ends there again"
             )
         return answer

@@ -99,8 +99,7 @@ def check_scan_id(scan_id: str) -> tuple[int, int]:
 async def _call(
     connection: ClusterConnection, server: ServerNode, api_key: ApiKey, request: Any
 ) -> Any:
-    socket = await connection.socket(server.address)
-    return await socket.call(api_key, request, timeout_ms=connection.options.request_timeout_ms)
+    return await connection.call_at(server.address, api_key, request)
 
 
 def _info(server: ServerNode, scan: m.PbKvScan) -> KvScanInfo:

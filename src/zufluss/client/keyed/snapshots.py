@@ -120,7 +120,11 @@ async def _take_kv_snapshot(
     backoff = Backoff(connection.options.request_timeout_ms)
     while True:
         try:
-            answer = await connection.call_leader(bucket, ApiKey.TAKE_KV_SNAPSHOT, request)
+            async with backoff.attempt():
+                if connection.metadata.leader(bucket) is None:
+                    names = [place.partition] if place.partition else []
+                    await connection.refresh_leaders(info, names)
+                answer = await connection.call_leader(bucket, ApiKey.TAKE_KV_SNAPSHOT, request)
             if answer.finished:
                 return
             request.log_offset = answer.log_offset
@@ -128,8 +132,8 @@ async def _take_kv_snapshot(
         except ZuflussError as problem:
             if problem.code not in PASSING:
                 raise
+            connection.metadata.forget_leader(bucket)
             await backoff.pause(problem)
-            await connection.refresh_leaders(info, [place.partition] if place.partition else [])
 
 
 async def kv_snapshot_metadata(

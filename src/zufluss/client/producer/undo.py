@@ -153,18 +153,24 @@ class _Undo:
             time_limit_ms=self._time_limit_ms,
         )
         backoff = Backoff(STALLED_MS)
+        away: Backoff | None = None
         before: UndoProgress | None = None
         while True:
             try:
-                answer: m.UndoProducerResponse = await self._connection.call_leader(
-                    bucket, ApiKey.UNDO_PRODUCER, request
-                )
+                async with (away or backoff).attempt():
+                    answer: m.UndoProducerResponse = await self._connection.call_leader(
+                        bucket, ApiKey.UNDO_PRODUCER, request
+                    )
             except ZuflussError as failure:
                 if failure.code not in AGAIN:
                     raise
-                await backoff.pause(failure)
-                await find_leader(self._connection, self._info, place)
+                if failure.code in PASSING:
+                    away = away or Backoff(self._connection.options.delivery_timeout_ms)
+                await (away or backoff).pause(failure)
+                async with (away or backoff).attempt():
+                    await find_leader(self._connection, self._info, place)
                 continue
+            away = None
             records, read = answer.end_offset - start, answer.position - start
             self.tally.note(bucket, records, read, answer.keys, answer.done)
             if answer.done:
@@ -172,12 +178,13 @@ class _Undo:
             if self.tally.total != before:  # of any bucket: a leader undoes few at a time
                 before, backoff = self.tally.total, Backoff(STALLED_MS)
             else:
-                await backoff.pause(_stalled(bucket, answer))
+                name = self._connection.metadata.name_of(bucket)
+                await backoff.pause(_stalled(name, answer))
 
 
-def _stalled(bucket: TableBucket, answer: m.UndoProducerResponse) -> ZuflussError:
+def _stalled(name: str, answer: m.UndoProducerResponse) -> ZuflussError:
     return RequestTimeoutError(
-        f"{bucket}: an undo made no progress at offset {answer.position} of {answer.end_offset}; "
+        f"{name}: an undo made no progress at offset {answer.position} of {answer.end_offset}; "
         "the server continues it, so start the writer again later"
     )
 

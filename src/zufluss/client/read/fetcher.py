@@ -30,7 +30,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -50,6 +50,7 @@ from zufluss.errors import (
     LeaderNotAvailableError,
     OffsetOutOfRangeError,
     PartitionNotExistError,
+    RequestTimeoutError,
     ZuflussError,
     error,
 )
@@ -102,6 +103,8 @@ class BucketProgress:
     """Loop time of that failure."""
     failures: int = 0
     """Failures since then."""
+    patience_ms: int = 0
+    """How long the bucket may fail in the way it does now."""
 
     @property
     def finished(self) -> bool:
@@ -203,9 +206,13 @@ class LogFetcher:
                 self._servers[leader] = task
                 task.add_done_callback(lambda t, s=leader: self._stopped(s, t))  # type: ignore[misc]
         if homeless:
-            self._recover(homeless, LeaderNotAvailableError("a bucket has no leader"))
+            name = self._name(homeless[0].place.bucket)
+            self._recover(homeless, LeaderNotAvailableError(f"{name} has no leader at the moment"))
         if self.done:
             self.arrived.set()
+
+    def _name(self, bucket: TableBucket) -> str:
+        return self._connection.metadata.name_of(bucket)
 
     def release(self, size: int) -> None:
         """Give back the bytes of a chunk that the consumer took."""
@@ -246,12 +253,13 @@ class LogFetcher:
             began = self._loop.time()
             projected = self._plan.push_projection
             try:
-                body = await self._fetch(server, states, self._options.fetch_wait_ms)
+                async with self._attempt(states, self._options.fetch_wait_ms):
+                    body = await self._fetch(server, states, self._options.fetch_wait_ms)
                 progress = await self._split_answer(body, projected)
             except ZuflussError as e:
                 if e.code not in _PASSING:
                     raise
-                self._recover(states, e)
+                self._recover(states, e, began)
                 return
             if not progress:
                 await asyncio.sleep(max(0.0, began + IDLE_MS / 1000 - self._loop.time()))
@@ -378,13 +386,13 @@ class LogFetcher:
         size = int.from_bytes(records[8:12], "little") + LENGTH_OVERHEAD
         if size <= len(records):
             raise CorruptRecordError(
-                f"{state.place.bucket}: a fetch from offset {state.position} returned only "
-                "records before it"
+                f"{self._name(state.place.bucket)}: a fetch from offset {state.position} returned "
+                "only records before it"
             )
         state.fetch_bytes = max(state.fetch_bytes, size)
 
     def _refused(self, state: BucketProgress, answer: BucketAnswer, projected: bool) -> None:
-        reason = error(answer.error_code, f"{answer.bucket}: {answer.error_message}")
+        reason = error(answer.error_code, f"{self._name(answer.bucket)}: {answer.error_message}")
         if reason.code in _PASSING:
             self._recover([state], reason)
             return
@@ -395,9 +403,9 @@ class LogFetcher:
             return
         if isinstance(reason, OffsetOutOfRangeError):
             raise OffsetOutOfRangeError(
-                f"{answer.bucket}: offset {state.position} is outside the log; it may have been "
-                "removed by table.log.ttl. Start at 'earliest', or at an offset that exists. The "
-                f"server says: {answer.error_message}"
+                f"{self._name(answer.bucket)}: offset {state.position} is outside the log; it may "
+                "have been removed by table.log.ttl. Start at 'earliest', or at an offset that "
+                f"exists. The server says: {answer.error_message}"
             )
         raise reason
 
@@ -434,8 +442,8 @@ class LogFetcher:
                     return
         if state.position == before:
             raise CorruptRecordError(
-                f"{state.place.bucket}: the segments in {info.remote_log_tablet_dir} end "
-                f"before offset {before}, which they should have"
+                f"{self._name(state.place.bucket)}: the segments in {info.remote_log_tablet_dir} "
+                f"end before offset {before}, which they should have"
             )
 
     async def _take_part(self, state: BucketProgress, part: SegmentBatches) -> None:
@@ -457,7 +465,8 @@ class LogFetcher:
         if server is None:
             return None
         projected = self._plan.push_projection
-        body = await self._fetch(server, [state], 0)
+        async with self._attempt([state], 0):
+            body = await self._fetch(server, [state], 0)
         info = None
         for answer in read_fetch_response(body):
             if answer.bucket == state.place.bucket:
@@ -478,14 +487,37 @@ class LogFetcher:
 
     # -- recovery ------------------------------------------------------------------------------
 
-    def _recover(self, states: list[BucketProgress], reason: ZuflussError) -> None:
-        """Pause buckets, refresh their leaders, then continue."""
+    def _patience_ms(self, state: BucketProgress, reason: ZuflussError) -> int:
+        """How long a bucket may fail: a scan that follows a log outlives restarts of servers."""
+        if isinstance(reason, LocationUnavailableError):
+            return self._options.remote_read_timeout_ms
+        if state.stop is None:
+            return self._options.delivery_timeout_ms
+        return self._options.request_timeout_ms
+
+    def _attempt(
+        self, states: Sequence[BucketProgress], wait_ms: int
+    ) -> AbstractAsyncContextManager[None]:
+        """Limit a request: by `client.request-timeout`, and by what is left of the patience."""
+        limit = Backoff(self._options.request_timeout_ms + wait_ms)
+        for state in states:
+            if state.backoff is not None:
+                left = Backoff(state.patience_ms + wait_ms, since=state.failing_since)
+                limit = min(limit, left, key=lambda each: each.left_ms)
+        return limit.attempt()
+
+    def _recover(
+        self, states: list[BucketProgress], reason: ZuflussError, since: float | None = None
+    ) -> None:
+        """Pause buckets, refresh their leaders, then continue; they fail `since` a moment ago."""
         for state in states:
             state.paused = True
             if state.backoff is None:
-                state.backoff = Backoff(self._options.delivery_timeout_ms)
-                state.failing_since, state.failures = self._loop.time(), 0
+                state.backoff = Backoff(self._options.request_timeout_ms)
+                state.failing_since = self._loop.time() if since is None else since
+                state.failures = 0
             state.failures += 1
+            state.patience_ms = self._patience_ms(state, reason)
             if reason.refresh_metadata or reason.code is ErrorCode.REQUEST_TIME_OUT:
                 self._connection.metadata.forget_leader(state.place.bucket)
         task = self._loop.create_task(self._recover_later(states, reason))
@@ -502,19 +534,24 @@ class LogFetcher:
             self.start()
 
     async def _recover_later(self, states: list[BucketProgress], reason: ZuflussError) -> None:
-        timeout_ms = self._options.delivery_timeout_ms
+        timeout_ms = min(state.patience_ms for state in states)
         if isinstance(reason, LocationUnavailableError):
-            timeout_ms = min(timeout_ms, self._options.remote_read_timeout_ms)
             _warn(states, reason, timeout_ms)
         log.debug("scan.recover buckets=%d error=%s", len(states), reason)
-        if self._loop.time() - min(s.failing_since for s in states) > timeout_ms / 1000:
+        pause = max(state.backoff.pause_seconds() for state in states if state.backoff)
+        failing_since = min(state.failing_since for state in states)
+        if self._loop.time() + pause - failing_since > timeout_ms / 1000:
             raise reason
-        pauses = [state.backoff.pause_seconds() for state in states if state.backoff]
-        await asyncio.sleep(max(pauses))
-        for name, id_ in {(s.place.partition, s.place.bucket.partition_id) for s in states}:
-            await self._refresh(name, id_)
+        await asyncio.sleep(pause)
+        with suppress(RequestTimeoutError):  # left to the next fetch
+            async with self._attempt(states, 0):
+                await self._refresh_all(states)
         for state in states:
             state.paused = False
+
+    async def _refresh_all(self, states: list[BucketProgress]) -> None:
+        for name, id_ in {(s.place.partition, s.place.bucket.partition_id) for s in states}:
+            await self._refresh(name, id_)
 
     async def _refresh(self, partition: str | None, partition_id: int | None) -> None:
         """Refresh the leaders of the table or partition; a dropped partition may be removed."""

@@ -19,7 +19,7 @@ answers. Per bucket it promises:
 | ok, 32 (duplicate) | the batch is done |
 | 31 (gap) behind an unfinished batch | the batch is sent again in its turn |
 | 31 at the front, 33 (unknown writer) | sent again under a new id, unless it may be written |
-| a passing error, no answer | pause, refresh metadata, send again until the deadline |
+| a passing error, no answer | pause, refresh metadata, send again until the batch's deadline |
 | 3, 14 (corrupt) | sent again `CORRUPT_RETRIES_MAX` times |
 | bucket missing in the answer, any other error | the batch fails |
 """
@@ -186,7 +186,8 @@ class Sender:
         request = m.InitWriterRequest(table_path=[path_to_proto(self._info.path)])
         while True:
             try:
-                response = await self._connection.call_any(ApiKey.INIT_WRITER, request)
+                async with backoff.attempt():
+                    response = await self._connection.call_any(ApiKey.INIT_WRITER, request)
                 return int(response.writer_id)
             except ZuflussError as e:
                 if not e.retriable and e.code is not ErrorCode.UNKNOWN_SERVER_ERROR:
@@ -278,7 +279,8 @@ class Sender:
             batch.attempts += 1
             queue.in_flight += 1
             records.append((queue.bucket, batch.encoded.view))
-        timeout_ms = self._options.request_timeout_ms
+        left_s = min(batch.deadline for _, batch in items) - self._loop.time()
+        timeout_ms = max(1, min(self._options.request_timeout_ms, round(left_s * 1000)))
         body = self._call.request(self._options.acks, self._info.table_id, timeout_ms, records)
         try:
             answer = socket.send(self._call.api_key, body, timeout_ms=timeout_ms)
@@ -308,7 +310,8 @@ class Sender:
         for queue, batch in items:
             result = results.get((queue.bucket.partition_id, queue.bucket.bucket_id))
             queue.pressure = min(max(getattr(result, "pressure", 0.0), 0.0), 1.0)
-            self._settle([(queue, batch)], _outcome(result, queue.bucket))
+            name = self._connection.metadata.name_of
+            self._settle([(queue, batch)], _outcome(result, queue.bucket, name))
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -399,8 +402,10 @@ class Sender:
                     return None
                 queue.backoff = queue.backoff or Backoff(self._options.delivery_timeout_ms)
                 await asyncio.sleep(queue.backoff.pause_seconds())
+            left_s = min(batch.deadline for batch in queue.batches) - self._loop.time()
             try:
-                return await self._connect(queue)
+                async with Backoff(max(left_s * 1000, 1)).attempt():
+                    return await self._connect(queue)
             except ZuflussError as e:
                 if not e.retriable:
                     raise
@@ -415,7 +420,8 @@ class Sender:
             await self._connection.refresh_leaders(self._info, names)
         leader = metadata.leader(queue.bucket)
         if leader is None:
-            raise LeaderNotAvailableError(f"{queue.bucket} has no leader at the moment")
+            name = metadata.name_of(queue.bucket)
+            raise LeaderNotAvailableError(f"{name} has no leader at the moment")
         await self._connection.socket(leader.address)
 
     async def _renumber(self, queue: BucketQueue) -> None:
@@ -423,12 +429,13 @@ class Sender:
 
         Batches that the server may have written already fail instead.
         """
+        name = self._connection.metadata.name_of(queue.bucket)
         for batch in [b for b in queue.batches if b.unanswered]:
             self.fail(
                 queue,
                 batch,
                 OutOfOrderSequenceError(
-                    f"{queue.bucket}: the server forgot writer {queue.writer_id}, and an earlier "
+                    f"{name}: the server forgot writer {queue.writer_id}, and an earlier "
                     "attempt to write this batch got no answer: it may or may not be written"
                 ),
             )
@@ -450,12 +457,15 @@ class Sender:
             self.fail(queue, batch, reason)
 
 
-def _outcome(result: Any, bucket: TableBucket) -> ZuflussError | None:
+def _outcome(
+    result: Any, bucket: TableBucket, name_of: Callable[[TableBucket], str]
+) -> ZuflussError | None:
     if result is None:
-        return ZuflussError(f"{bucket} is missing in the server's answer to a write")
+        return ZuflussError(f"{name_of(bucket)} is missing in the server's answer to a write")
     if not result.error_code:
         return None
-    return error(result.error_code, f"{bucket}: {result.error_message or 'refused by the server'}")
+    text = result.error_message or "refused by the server"
+    return error(result.error_code, f"{name_of(bucket)}: {text}")
 
 
 def _requests(

@@ -155,11 +155,16 @@ class StatePins(Generic[T]):
         limits: PinLimits,
         let_go: Callable[[T], None],
         clock: Callable[[], float] = time.monotonic,
+        name_of: Callable[[TableBucket], str] = str,
     ) -> None:
-        """`let_go` is called once with what a pin held, after its end and its last call."""
+        """`let_go` is called once with what a pin held, after its end and its last call.
+
+        `name_of` names a bucket in messages.
+        """
         self.limits = limits
         self._let_go = let_go
         self._clock = clock
+        self._name_of = name_of
         self._pins: dict[bytes, StatePin[T]] = {}
         self._of_bucket: dict[TableBucket, set[StatePin[T]]] = {}
         self._of_reader: dict[Reader, set[StatePin[T]]] = {}
@@ -214,8 +219,8 @@ class StatePins(Generic[T]):
         self._leave(pin)
         if pin.ended:
             raise NotLeaderError(
-                f"{pin.bucket} stopped, or has another leader epoch, while its state was pinned; "
-                "refresh the metadata and open it again"
+                f"{self._name_of(pin.bucket)} stopped, or has another leader epoch, while its "
+                "state was pinned; refresh the metadata and open it again"
             )
 
     def abandon(self, pin: StatePin[T]) -> None:
@@ -226,7 +231,8 @@ class StatePins(Generic[T]):
         """Why no pin of a bucket can be added."""
         limits = self.limits
         if self.of_bucket(bucket) >= limits.per_bucket:
-            what, option = f"{bucket} has {limits.per_bucket}", options.KV_SCANNER_MAX_PER_BUCKET
+            what = f"{self._name_of(bucket)} has {limits.per_bucket}"
+            option = options.KV_SCANNER_MAX_PER_BUCKET
         elif len(self._pins) >= limits.per_server:
             what, option = f"this server has {limits.per_server}", options.KV_SCANNER_MAX_PER_SERVER
         else:
@@ -336,7 +342,7 @@ class StatePins(Generic[T]):
     def end_bucket(self, bucket: TableBucket) -> None:
         """The bucket has stopped or begins a new leader epoch: its pins end."""
         for pin in [*self._of_bucket.get(bucket, ())]:
-            self._expire(pin, f"{bucket} stopped or has another leader epoch")
+            self._expire(pin, f"{self._name_of(bucket)} stopped or has another leader epoch")
 
     def sweep(self) -> None:
         """End the pins that have expired."""
@@ -369,8 +375,8 @@ class StatePins(Generic[T]):
         self._remember(
             pin,
             KvPinGoneError(
-                f"the scan of {pin.bucket} was ended by {who or 'an operator'}; begin a new one "
-                "if it is still needed"
+                f"the scan of {self._name_of(pin.bucket)} was ended by {who or 'an operator'}; "
+                "begin a new one if it is still needed"
             ),
         )
 

@@ -126,7 +126,9 @@ class ScanService:
         self._states = states
         self._tasks = tasks
         self.loop = asyncio.get_running_loop()
-        self.pins: StatePins[PinContent] = StatePins(PinLimits.of(conf), self._let_go, clock)
+        self.pins: StatePins[PinContent] = StatePins(
+            PinLimits.of(conf), self._let_go, clock, buckets.name_of
+        )
         self.counts: dict[int, ScanCounts] = {}
         """By table id."""
         self.calls = asyncio.Semaphore(CALLS_MAX)
