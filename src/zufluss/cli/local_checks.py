@@ -120,13 +120,10 @@ def _version(package: str) -> str | None:
 
 
 def _kernels() -> Findings:
-    from zufluss.record.kernels import library
-    from zufluss.record.kernels.cache import cache_directory
+    from zufluss.record import kernels
 
-    if library.functions() is not None:
-        yield LocalFinding(OK, "kernels", "compiled, in the package")
-    elif (cache_directory() / "complete").exists():
-        yield LocalFinding(OK, "kernels", "compiled on this machine")
+    if kernels.are_compiled():
+        yield LocalFinding(OK, "kernels", "compiled")
     else:
         text = "not compiled; the first start compiles them, which takes about a minute"
         yield LocalFinding(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 
 
 def warm() -> None:
@@ -23,13 +24,26 @@ def warm() -> None:
         importlib.import_module(name)
 
 
+def are_compiled() -> bool:
+    """Return whether `warm` finds all kernels compiled, in the library or in numba's cache."""
+    from zufluss.record.kernels import library
+
+    return library.functions() is not None or _complete().exists()
+
+
+def _complete() -> Path:
+    """Return the file that exists once numba's cache has all kernels."""
+    from zufluss.record.kernels.cache import cache_directory
+
+    return cache_directory() / "complete"
+
+
 def _compile_once() -> None:
     """Compile all kernels into numba's cache, unless that was done."""
-    from zufluss.record.kernels.cache import cache_directory
     from zufluss.record.kernels.compile.workers import compile_in_parallel
 
-    done = cache_directory() / "complete"
+    done = _complete()
     if done.exists():
         return
-    compile_in_parallel({**os.environ, "NUMBA_CACHE_DIR": str(cache_directory().parent)})
+    compile_in_parallel({**os.environ, "NUMBA_CACHE_DIR": str(done.parents[1])})
     done.touch()
