@@ -23,8 +23,6 @@ from contextlib import (
     contextmanager,
 )
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +52,7 @@ from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import NetServer
 from zufluss.net.services import Handler, RequestContext, Services
+from zufluss.no_pandas import do_without_pandas
 from zufluss.obs.lag import LoopLag
 from zufluss.obs.metrics import ReadSamples
 from zufluss.obs.pulse import Pulse
@@ -135,7 +134,7 @@ def share_interpreter() -> None:
 
 def _run(conf: Configuration, serve: Serve) -> int:
     share_interpreter()
-    _do_without_pandas()
+    do_without_pandas()
     _keep_freed_memory()
     system.raise_open_files_limit()  # connections and buckets hold files; shells allow few
     if lacking := system.lacking():
@@ -177,23 +176,6 @@ def _keep_freed_memory() -> None:
         return  # not glibc; only speed is lost
     mallopt(MALLOC_MMAP_THRESHOLD, 64 * 1024 * 1024)
     mallopt(MALLOC_TRIM_THRESHOLD, 256 * 1024 * 1024)
-
-
-def _do_without_pandas() -> None:
-    """Keep pyarrow from importing pandas where it is installed: seconds, and tens of megabytes.
-
-    It does so to ask whether some array came from pandas, in the middle of a request.
-    """
-
-    class NoPandas(MetaPathFinder):
-        def find_spec(
-            self, fullname: str, path: object, target: object = None
-        ) -> ModuleSpec | None:
-            if fullname == "pandas":
-                raise ModuleNotFoundError("a server does without pandas", name=fullname)
-            return None
-
-    sys.meta_path.insert(0, NoPandas())
 
 
 def settle_memory() -> None:

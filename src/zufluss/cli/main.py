@@ -47,6 +47,7 @@ from zufluss.cli import (
     tiering,
     top,
 )
+from zufluss.no_pandas import do_without_pandas
 
 app = typer.Typer(
     name="zufluss",
@@ -137,5 +138,12 @@ def main() -> None:
     sys.exit(result if isinstance(result, int) else 0)
 
 
-if __name__ == "__main__":
+def process_main() -> None:
+    """Run the command line in a process of its own, which does without pandas."""
+    if sys.argv[1:2] != ["tiering"]:  # Spark may want pandas
+        do_without_pandas()
     main()
+
+
+if __name__ == "__main__":
+    process_main()

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from zufluss.config.lake import is_lake_key, is_secret, lake_key_of_variable
 from zufluss.config.nearest import nearest
 from zufluss.config.option import HIDDEN, Kind, Option
@@ -176,6 +174,8 @@ def env_name(key: str) -> str:
 
 def read_yaml(path: str | Path) -> dict[str, str]:
     """The flat `key: text` pairs of a YAML file."""
+    import yaml  # here, because most commands read no file
+
     try:
         document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
