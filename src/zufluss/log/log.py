@@ -1,4 +1,6 @@
-"""The log of one bucket: append, roll, durability, truncation, retention; `reader.py` reads it.
+"""The log of one bucket: append, roll, truncation, retention.
+
+`reader.py` is its readable side; `durable.py` knows what of it is on stable storage.
 
 A `Log` belongs to the event-loop thread and has no locks on its hot paths; what may run elsewhere
 is syncing (`sync.py`), reading a `Slice`, and removing retired files. Offsets are dense from
@@ -20,7 +22,6 @@ Files in `<data.dir>/<database>/<table>-<id>[/<partition>-p<id>]/log-<bucket>`: 
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,9 +32,9 @@ import structlog
 from zufluss.errors import LogStorageError, OffsetOutOfRangeError
 from zufluss.log.checkpoint import LogCheckpoint, write_checkpoint
 from zufluss.log.config import INT32_MAX, LogConfig
+from zufluss.log.durable import DurableLog
 from zufluss.log.files import Files
 from zufluss.log.holds import RECORD_HOLDERS, Holder, Holds
-from zufluss.log.reader import LogReader
 from zufluss.log.recovery import RecoveredLog, ReplayEntry, recover
 from zufluss.log.retention import RetiredSegments, expired, surplus
 from zufluss.log.segment import (
@@ -41,13 +42,11 @@ from zufluss.log.segment import (
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
     Segment,
-    headers,
 )
-from zufluss.log.sync import SyncPlan
 from zufluss.log.writer_state import WriterState
 from zufluss.model.table import TableBucket
 from zufluss.record.batch.check import CheckedBatch
-from zufluss.record.header import iter_headers, stamp, verify_crc
+from zufluss.record.header import iter_headers, stamp
 
 _logger = structlog.get_logger(__name__)
 
@@ -84,14 +83,12 @@ class AppendResult(NamedTuple):
     """A retry of an earlier entry: these are its offsets and nothing was written."""
 
 
-class Log(LogReader):
+class Log(DurableLog):
     """The log of one bucket."""
 
     __slots__ = (
-        "__weakref__", "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes",
-        "_owed", "_pwrite", "_roll_above", "_side_files", "_snapshots", "_unsynced", "config",
-        "failure", "held_back", "holds", "incarnation", "leader_epoch", "on_failure", "on_roll",
-        "sync_failure", "sync_lock", "writers",
+        "__weakref__", "_owed", "_pwrite", "_roll_above", "_snapshots", "config", "held_back",
+        "holds", "leader_epoch", "on_roll", "writers",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +99,7 @@ class Log(LogReader):
         recovered: RecoveredLog,
         bucket: TableBucket | None,
     ) -> None:
+        super().__init__()
         self.directory = directory
         self.config = config
         """May be replaced when the table's properties change."""
@@ -110,26 +108,14 @@ class Log(LogReader):
         """The bucket of the log, and the key of its entries in the commit log."""
         self.leader_epoch = 0
         """Stamped into batches that have room for it."""
-        self.failure: Exception | None = None
-        """Why the log takes no more writes."""
         self.on_roll: Callable[[Log], None] | None = None
         """Called when a segment was closed, so that its owner can have it synced."""
-        self.on_failure: Callable[[Log, Exception], None] | None = None
-        """Called when the log takes no more writes, so that its owner can open it again."""
-        self.sync_lock = threading.Lock()
-        self.sync_failure: OSError | None = None
-        """See `sync.CheckpointedLog`."""
         self.holds = Holds()
         """The records that retention keeps, however old they are."""
         self.held_back = False
         """The last `expire` spared something for `Holder.KV_STATE` alone: a flush would free it."""
         self._pwrite = files.pwrite
-        self._checkpoint_lock = threading.Lock()
-        self._deleted = False
         self._owed: OwedSnapshot | None = None
-        self._names: dict[Path, int] = {}
-        self._names_changes = 0
-        self._side_files: dict[Path, None] = {}
         self._adopt(recovered)
 
     def _adopt(self, recovered: RecoveredLog) -> None:
@@ -139,7 +125,6 @@ class Log(LogReader):
         self._snapshots = recovered.snapshots
         self._checkpoint = recovered.checkpoint
         self.incarnation = recovered.checkpoint.incarnation if recovered.checkpoint else 0
-        """Number of truncations in the log's life."""
         self.writers = recovered.writers
         """Last batches of the idempotent writers."""
         self.writers.writers_max = self.config.writers_max
@@ -215,16 +200,6 @@ class Log(LogReader):
         files.rename(target, directory)
         for parent in {directory.parent: None, **dict.fromkeys(named)}:
             files.sync_directory(parent)
-
-    @property
-    def recovery_point(self) -> int:
-        """Below this offset everything is durable in the segment files and recorded as such."""
-        return self._checkpoint.recovery_point if self._checkpoint else self._bases[0]
-
-    @property
-    def deleted(self) -> bool:
-        """`delete` was called."""
-        return self._deleted
 
     # ------------------------------------------------------------------------------------ append
 
@@ -485,99 +460,6 @@ class Log(LogReader):
             self._snapshots.append(self.log_end_offset)
         return path
 
-    # -------------------------------------------------------------------------------- durability
-
-    def plan_sync(self, *, checkpoint: bool) -> SyncPlan:
-        """Plan to make the log durable as it is now; with `checkpoint` also to record that."""
-        segments = [
-            (segment, segment.file or self.files.open(segment.path), segment.size)
-            for segment in (*self._unsynced, self._active)
-            if segment.synced < segment.size
-        ]
-        plan = SyncPlan(self, self.log_end_offset, self.incarnation, segments, dict(self._names))
-        if checkpoint:
-            plan.side_files = list(self._side_files)
-            plan.checkpoint = LogCheckpoint(
-                0,
-                self.log_end_offset,
-                self._active.base_offset,
-                self._active.size,
-                self.last_timestamp,
-                self.incarnation,
-            )
-        return plan
-
-    def synced(self, plan: SyncPlan) -> None:
-        """Record that a plan was carried out."""
-        if plan.incarnation != self.incarnation:
-            return
-        for segment, _, size in plan.segments:
-            segment.synced = max(segment.synced, size)
-            if segment is not self._active and segment.synced == segment.size:
-                segment.file = None
-        self._unsynced = [s for s in self._unsynced if s.synced < s.size]
-        for directory, change in plan.directories.items():
-            if self._names.get(directory) == change:
-                del self._names[directory]
-        for path in plan.side_files:
-            self._side_files.pop(path, None)
-
-    def write_checkpoint(self, checkpoint: LogCheckpoint) -> None:
-        """Record a checkpoint durably unless a truncation or a later one overtook it.
-
-        May run in any thread.
-        """
-        with self._checkpoint_lock:
-            current = self._checkpoint
-            if self._deleted or checkpoint.incarnation != self.incarnation:
-                return
-            if current is not None and _order(checkpoint) <= _order(current):
-                return
-            counter = current.counter + 1 if current else 0
-            checkpoint = checkpoint._replace(counter=counter)
-            write_checkpoint(self.files, self.directory, checkpoint)
-            self._checkpoint = checkpoint
-
-    def fail(self, cause: Exception) -> None:
-        """Take no more writes: something that had to be durable may not be."""
-        if self.failure is None:
-            self.failure = cause
-            _logger.error("log_failed", log=str(self), reason=str(cause) or repr(cause))
-            if self.on_failure is not None:
-                self.on_failure(self, cause)
-
-    def _refusal(self) -> LogStorageError:
-        return LogStorageError(
-            f"{self} takes no writes since an error ({self.failure or 'closed'!s}); the server "
-            "opens it again by itself, send the write again later"
-        )
-
-    def _names_changed(self, directory: Path) -> None:
-        self._names_changes += 1
-        self._names[directory] = self._names_changes
-
-    def _never_synced(self, root: Path) -> None:
-        """Without a checkpoint it is unknown whether the names up to `root` are durable."""
-        self._names_changed(self.directory)
-        for parent in self.directory.parents:
-            self._names_changed(parent)
-            if parent == root:
-                return
-
-    def _suspect_side_files(self) -> None:
-        """What an earlier process left beside its segments since the checkpoint may be unsynced."""
-        point = self.recovery_point
-        for segment, end in zip(self._segments, self._bases[1:], strict=False):
-            if end >= point:
-                self._side_files.update(
-                    dict.fromkeys((*segment.paths[1:], self._snapshot_path(end)))
-                )
-
-    def _sync_now(self) -> None:
-        plan = self.plan_sync(checkpoint=True)
-        plan.run(self.files)
-        self.synced(plan)
-
     # ---------------------------------------------------------------------- truncation, retention
 
     def truncate_to(self, offset: int) -> None:
@@ -605,33 +487,6 @@ class Log(LogReader):
             self._boundaries.append((end, self._active, position))
             self.high_watermark = high_watermark
             self._hw_segment, self._hw_position = self._start_of(high_watermark, nowait=False)
-
-    def _begin_incarnation(self, end: int, segment: Segment, position: int) -> None:
-        """Record durably that the log ends here and that earlier commit-log entries are void."""
-        with self._checkpoint_lock:
-            self.incarnation += 1
-        self.write_checkpoint(
-            LogCheckpoint(
-                0, end, segment.base_offset, position, self.last_timestamp, self.incarnation
-            )
-        )
-
-    def _write_again(self) -> None:
-        """Write the batches again that are not known to be durable, so that a sync writes them.
-
-        After a failed sync the system takes its pages for clean, and may read old bytes later.
-        """
-        for segment in self._segments:
-            if segment.synced >= segment.size:
-                continue
-            file = self.files.open(segment.path)
-            for position, header in headers(file, segment.synced, segment.size):
-                batch = os.pread(file.fd, header.size, position)
-                if not verify_crc(batch, 0, header):
-                    raise LogStorageError(
-                        f"{segment.path}: the batch at byte {position} changed while it was read"
-                    )
-                self.files.write_all(file.fd, batch, position)
 
     def _cut_files(self, segment: Segment, position: int, end: int) -> None:
         files = self.files
@@ -713,9 +568,6 @@ class Log(LogReader):
             return False
         return True
 
-    def _snapshot_path(self, offset: int) -> Path:
-        return self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}"
-
     def delete(self) -> Path:
         """Give the directory a name that means deleted; return it for `remove_deleted`."""
         with self._checkpoint_lock:
@@ -758,7 +610,3 @@ class Log(LogReader):
             segment.file = None
             for path in segment.paths:
                 self.files.forget(path)
-
-
-def _order(checkpoint: LogCheckpoint) -> tuple[int, int, int]:
-    return checkpoint.incarnation, checkpoint.recovery_point, checkpoint.segment_base
