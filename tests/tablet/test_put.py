@@ -19,6 +19,7 @@ from tests.tablet.parts import Parts, parts
 from tests.tablet.support import TABLE, Connection
 from tests.waiting import WAIT_SECONDS
 from zufluss.errors import ErrorCode, StorageBackpressureError
+from zufluss.kv.tablet import KvTablet
 from zufluss.model.schema import Schema
 from zufluss.tablet.put import (
     BACKPRESSURE_VERSION,
@@ -71,6 +72,29 @@ async def test_a_handler_without_a_server_puts_into_an_open_bucket(keyed: Parts)
     )
     (entry,) = response.buckets_resp
     assert entry.error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
+
+
+async def test_a_put_is_in_the_changelog_once_when_memory_runs_out_behind_it(
+    keyed: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await keyed.open()
+    errors = [MemoryError()]
+
+    def flush_due(_tablet: KvTablet, _changelog_bytes: int) -> bool:
+        if errors:
+            raise errors.pop()
+        return False
+
+    monkeypatch.setattr(KvTablet, "flush_due", flush_due)
+    put, codec, connection = keyed.put_handler(), Codec(KEYED), Connection()
+    request = put_request(TABLE, kv_batch([codec.put((1, "one"))]))
+    for end in (1, 3):  # an insert; an update is two changes
+        response = decode(
+            m.PutKvResponse, await connection.answer(connection.send(put.handle, request))
+        )
+        assert [entry.error_code for entry in response.buckets_resp] == [0]
+        assert replica.log.log_end_offset == end
+    assert put._queued_bytes == 0
 
 
 async def test_a_put_into_a_full_queue_is_refused_with_an_error_that_clients_retry_after_a_pause(

@@ -361,8 +361,10 @@ class PutHandler:
         prepare = partial(tablet.prepare, records, targets, mode, self._clock_ms())
 
         def prepared() -> None:
+            nonlocal size, promised
             self._queued_bytes -= size
             tablet.ids.promised -= promised
+            size = promised = 0  # the worker calls it again if memory runs out behind it
 
         self._queued_bytes += size
         try:
@@ -475,8 +477,11 @@ class PutHandler:
             error = replica.fail(f"a put was not completed ({reason_of(e)})")
             self.refuse(entry, error, bucket.table_id, _bucket_key(replica))
             return
-        if replica.tablet.flush_due(self._flush_bytes):
-            self._kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
+        try:
+            if replica.tablet.flush_due(self._flush_bytes):
+                self._kv.worker.submit(replica.tablet.flush, partial(_flush_begun, replica))
+        except Exception as e:  # the put is done, and must not be done again; a later one flushes
+            log.warning("flush_not_begun", bucket=str(bucket), error=reason_of(e))
 
     def _append(self, replica: Replica, outcome: AppendablePut | Exception) -> int:
         if replica.failure is not None:
