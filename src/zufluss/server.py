@@ -1,9 +1,9 @@
 """Assembling a process: `zufluss dev` (both roles) and `zufluss server --role …` (one of them).
 
 Start order: data directory locked, kernels warmed, metadata opened, logs recovered, sockets
-opened, ready line printed. Stop order (SIGTERM, SIGINT) is the reverse: sockets drained, logs
-synced and closed with a clean marker, metadata closed. The ready line is the only thing on
-standard output.
+opened, spare threads started, ready line printed. Stop order (SIGTERM, SIGINT) is the reverse:
+sockets drained, logs synced and closed with a clean marker, metadata closed. The ready line is the
+only thing on standard output.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.readiness import buckets_state, coordinator_state
 from zufluss.tablet.samples import tablet_samples
 from zufluss.tablet.server import TabletServer
+from zufluss.threads import fill_reserve, running_executor
 from zufluss.wire.sasl import PlainAuthenticator
 
 log = structlog.get_logger(__name__)
@@ -145,9 +146,20 @@ def _run(conf: Configuration, serve: Serve) -> int:
         files.sync_directory(parent)
     with _owned(data_dir):
         kernels.warm()
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner = asyncio.Runner(loop_factory=_loop_factory())
+        try:
             runner.run(_until_signal(conf, serve))
+        finally:
+            _close(runner)
     return 0
+
+
+def _close(runner: asyncio.Runner) -> None:
+    """Close the event loop, for which Python starts one more thread."""
+    try:
+        runner.close()
+    except RuntimeError as e:  # there is nothing left that the thread would have waited for
+        log.warning("event_loop_not_closed", reason=str(e))
 
 
 async def _until_signal(conf: Configuration, serve: Serve) -> None:
@@ -155,6 +167,8 @@ async def _until_signal(conf: Configuration, serve: Serve) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.set_default_executor(running_executor())
+    await loop.getaddrinfo("localhost", 0)  # uvloop starts its threads for names now
     async with _http(conf, stop) as shown:
         await serve(conf, stop, shown)
 
@@ -486,6 +500,7 @@ async def _accept(
     shown.samples.extend([net_samples(net, role), disk])
     release_compiler()
     settle_memory()
+    fill_reserve()
     shown.pulse.accepting()
     _ready(net, role)
     await stop.wait()

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.waiting import WAIT_SECONDS
+from zufluss.threads import ThreadShortageError
 
 from .conftest import COMMAND, Result, environment, started, stop_cleanly
 
@@ -270,6 +271,19 @@ def test_an_unusable_data_directory_is_a_usage_error(tmp_path: Path, run: Zuflus
         result = run("dev", "--port", "0", "--data-dir", str(data_dir))
         assert result.code == 2
         assert "cannot serve" in result.err
+
+
+def test_a_server_that_cannot_start_its_threads_says_so(
+    tmp_path: Path, run: Zufluss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_threads() -> None:
+        raise ThreadShortageError("a thread cannot be started; allow the process more")
+
+    monkeypatch.setattr("zufluss.server.kernels.warm", int)
+    monkeypatch.setattr("zufluss.server.running_executor", no_threads)
+    result = run("dev", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert result.code == 2
+    assert "cannot serve: a thread cannot be started" in result.err
 
 
 def test_the_roles_started_apart_serve_a_table_together(tmp_path: Path, run: Zufluss) -> None:

@@ -180,9 +180,12 @@ def _check_system() -> None:
 def _run(serve: Callable[[], int]) -> None:
     """Serve until stopped; a wrong configuration is a usage error."""
     from zufluss.errors import ConfigError
+    from zufluss.threads import ThreadShortageError
 
     try:
         code = serve()
+    except ThreadShortageError as problem:
+        raise typer.BadParameter(f"cannot serve: {problem.message}") from problem
     except ConfigError as problem:
         raise typer.BadParameter(problem.message) from problem
     except OSError as problem:

@@ -11,7 +11,6 @@ A changelog consists of the local log and, before it, of the part that only remo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from zufluss.log.log import Log
 from zufluss.record.arrow.message import decode
 from zufluss.record.batch.row_body import decode_body
 from zufluss.record.header import BatchHeader, iter_headers
+from zufluss.threads import Threads
 
 READ_BYTES = 8 << 20
 """Bytes of the changelog that are read at a time."""
@@ -91,7 +91,7 @@ def pieces_of(
     Changes outside of this range are skipped, even within the last batch. Raises
     `CorruptRecordError` if changes are missing in between.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="zufluss-replay") as ahead:
+    with Threads(1, "zufluss-replay") as ahead:
         source = _pieces(table, batches, offset, until)
         following = ahead.submit(next, source, None)
         while (piece := following.result()) is not None:

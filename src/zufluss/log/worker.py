@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from zufluss.threads import start
+
 log = structlog.get_logger(__name__)
 
 Job = Callable[[], Any]
@@ -46,7 +48,7 @@ class ThreadWorker:
         self._reported = False
         """The loop was woken and has not delivered the outcomes yet."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def submit(self, job: Job, done: Done) -> None:
         """Run `job` in the thread, then `done` on the event loop."""

@@ -33,7 +33,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
@@ -57,6 +57,7 @@ from zufluss.meta.api import (
     covers,
 )
 from zufluss.system import sync_directory
+from zufluss.threads import Threads
 
 FORMAT = 1
 DATABASE_FILE = "metadata.sqlite"
@@ -75,7 +76,7 @@ class EmbeddedStore:
         directory: Path,
         lock: int,
         loop: asyncio.AbstractEventLoop,
-        thread: ThreadPoolExecutor,
+        thread: Executor,
         database: _Database,
     ) -> None:
         self._directory = directory
@@ -93,7 +94,7 @@ class EmbeddedStore:
         StoreOwnedError when another process has it open, MetaStoreError when it is damaged.
         """
         lock, loop = _own(directory), asyncio.get_running_loop()
-        thread = ThreadPoolExecutor(1, thread_name_prefix="zufluss-meta")
+        thread = Threads(1, "zufluss-meta")
         try:
             database = await loop.run_in_executor(thread, _Database.open, directory)
         except BaseException:

@@ -39,9 +39,9 @@ from zufluss.remote.errors import (
     RemoteStorageError,
     check_limit,
 )
-from zufluss.remote.threads import Threads
 from zufluss.remote.transfer import ReceivedFile, SentFile, write_all
 from zufluss.remote.uri import LocationUri
+from zufluss.threads import Threads
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class LocalDirectory:
         self._clock_ms = clock_ms
         self.root = Path(uri.path)
         self._timeout_ms = timeout_ms
-        self._threads = Threads(THREADS)
+        self._threads = Threads(THREADS, "zufluss-directory", may_hang=True)
         self._progress = Progress()
         self._seen = False
         """The root existed once."""

@@ -20,12 +20,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from html import unescape
 from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from zufluss.errors import ErrorCode, ZuflussError
-from zufluss.remote.threads import Threads
+from zufluss.threads import Threads
 
 VERSION: Final = "2011-06-15"
 ANSWER_BYTES_MAX: Final = 1 << 20
@@ -33,7 +34,6 @@ CALLS_AT_ONCE: Final = 4
 """Concurrent requests to token services."""
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _FORM: Final = "application/x-www-form-urlencoded; charset=utf-8"
-_threads = Threads(CALLS_AT_ONCE)  # of our own: a dead service must not block other threads
 
 
 class SecurityTokenError(ZuflussError, code=ErrorCode.SECURITY_TOKEN_EXCEPTION):
@@ -69,8 +69,14 @@ async def call(
     """Request credentials from a token service; `form` is an action with its parameters."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(
-        _threads, _call, endpoint, region, keys, form, timeout_ms / 1000, now_ms
+        _threads(), _call, endpoint, region, keys, form, timeout_ms / 1000, now_ms
     )
+
+
+@cache
+def _threads() -> Threads:
+    """Threads of our own: a dead service must not block those of others."""
+    return Threads(CALLS_AT_ONCE, "zufluss-tokens", may_hang=True)
 
 
 def _call(

@@ -1,8 +1,8 @@
 """The key-value side of a tablet server: a worker thread, one budget of memory, all tablets.
 
 Everything that prepares or changes key-value state runs in the worker, one job at a time, so state
-needs no locks; the event loop reads beside it (`KvStore.answer`) and owns the logs. Worker, memory
-and flush process come into being with the first bucket of a primary-key table.
+needs no locks; the event loop reads beside it (`KvStore.answer`) and owns the logs. The memory and
+the flush process come into being with the first bucket of a primary-key table.
 
 A bucket's state lies beside its log: `<data dir>/<database>/<table>-<id>[/…]/kv-<bucket>`.
 """
@@ -23,6 +23,7 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import UnknownTableOrBucketError, reason_of
 from zufluss.kv.cold.checkpoint import CHECKPOINT_DIRECTORY, Checkpoint, remove_left_overs
+from zufluss.kv.cold.rocks import start_rocksdb_threads
 from zufluss.kv.cold.state import KvState
 from zufluss.kv.memory import KvMemory
 from zufluss.kv.replay import EarlierChangelog
@@ -108,23 +109,12 @@ class KvHost:
         self._files = files
         self._loop = loop
         self._memory: KvMemory | None = None
-        self._worker: ThreadWorker | None = None
-        self._encoder: ThreadWorker | None = None
-        self._tablets: dict[KvTablet, KvBucket] = {}
-
-    @property
-    def worker(self) -> ThreadWorker:
+        self.worker = ThreadWorker("zufluss-kv", loop)
         """The thread that all key-value work is done in."""
-        if self._worker is None:
-            self._worker = ThreadWorker("zufluss-kv", self._loop)
-        return self._worker
-
-    @property
-    def encoder(self) -> ThreadWorker:
+        self.encoder = ThreadWorker("zufluss-changelog", loop)
         """The thread that changelog batches are encoded in, after the worker and in its order."""
-        if self._encoder is None:
-            self._encoder = ThreadWorker("zufluss-changelog", self._loop)
-        return self._encoder
+        self._tablets: dict[KvTablet, KvBucket] = {}
+        start_rocksdb_threads()
 
     @property
     def memory(self) -> KvMemory | None:
@@ -156,8 +146,7 @@ class KvHost:
 
     async def settled(self) -> None:
         """Wait until the worker has done every job submitted so far."""
-        if self._worker is not None:
-            await self.call(lambda: None)
+        await self.call(lambda: None)
 
     async def open(
         self, replica: KvBucket, table: KvTable, earlier: EarlierChangelog | None = None
@@ -322,17 +311,14 @@ class KvHost:
 
     async def close(self) -> None:
         """Flush every bucket, so that the next start replays nothing, and end the worker."""
-        if self._worker is None:
-            return
         for tablet in self._tablets:
             try:
                 await self.call(tablet.close)
             except Exception as e:  # the next start replays what was not flushed
                 log.error("kv_close_failed", tablet=repr(tablet.store), error=reason_of(e))
         self._tablets = {}
-        await self._loop.run_in_executor(None, self._worker.stop)
-        if self._encoder is not None:
-            await self._loop.run_in_executor(None, self._encoder.stop)
+        await self._loop.run_in_executor(None, self.worker.stop)
+        await self._loop.run_in_executor(None, self.encoder.stop)
         if self._memory is not None:
             await self._loop.run_in_executor(None, self._memory.close)
 

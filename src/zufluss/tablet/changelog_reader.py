@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -45,7 +45,7 @@ class Changelog(NamedTuple):
 class ChangelogReader:
     """Reads changelogs. Belongs to the event loop; `batches` is for a thread."""
 
-    def __init__(self, buckets: Buckets, restorer: Restorer, readers: ThreadPoolExecutor) -> None:
+    def __init__(self, buckets: Buckets, restorer: Restorer, readers: Executor) -> None:
         """`readers` are the threads that bring cold pages into the page cache."""
         self._buckets = buckets
         self._restorer = restorer

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -225,7 +225,7 @@ class FetchHandler:
         self,
         buckets: Buckets,
         remote_logs: RemoteLogRunner,
-        readers: ThreadPoolExecutor,
+        readers: Executor,
         tasks: BackgroundTasks,
     ) -> None:
         """`readers` are the threads that bring cold pages into the page cache."""

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -45,6 +44,7 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import BucketKey, Buckets, TableState
 from zufluss.tablet.durability import Durability
 from zufluss.tablet.tasks import BackgroundTasks
+from zufluss.threads import Threads
 from zufluss.wire.hot.buckets import BucketScan
 from zufluss.wire.hot.produce import (
     ProducedBucket,
@@ -250,7 +250,7 @@ class ProduceHandler:
         self._durability = durability
         self._loop = asyncio.get_running_loop()
         self.pending: set[PendingProduce] = set()
-        self._checkers = ThreadPoolExecutor(1, thread_name_prefix="zufluss-check")
+        self._checkers = Threads(1, "zufluss-check")
         self._later_bytes = 0
         self._gathered: dict[Replica, AppendBuffer] = {}
         self._last: TableState | None = None

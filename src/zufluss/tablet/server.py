@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
@@ -67,6 +66,7 @@ from zufluss.tablet.scan.states import PinStates
 from zufluss.tablet.service import TabletService
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.tablet.undo import UndoHandler
+from zufluss.threads import Threads
 from zufluss.wire.api import ApiKey
 
 log = structlog.get_logger(__name__)
@@ -111,7 +111,7 @@ class TabletServer:
         self.buckets = buckets = Buckets(conf)
         self.producers = KnownProducers()
         self._tasks = tasks = BackgroundTasks()
-        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zufluss-read")
+        self._readers = Threads(READER_THREADS, "zufluss-read")
         self._durability = durability = Durability(conf, files, buckets)
         self.logs = durability.logs
         self.kv = KvHost(conf, self.data_dir, files, asyncio.get_running_loop())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
@@ -40,7 +40,7 @@ class TabletService:
         self,
         buckets: Buckets,
         lookup: LookupHandler,
-        readers: ThreadPoolExecutor,
+        readers: Executor,
         clock_ms: Callable[[], int],
     ) -> None:
         """`readers` are the threads that bring cold pages into the page cache."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from typing import Final
@@ -55,6 +55,7 @@ from zufluss.tablet.produce import ALL
 from zufluss.tablet.producers import KnownProducers
 from zufluss.tablet.put import PutHandler, ServerPut
 from zufluss.tablet.remote.context import RemoteContext
+from zufluss.threads import Threads
 from zufluss.wire import messages as m
 from zufluss.wire.tables import partition_id_of
 
@@ -152,7 +153,7 @@ class UndoHandler:
         """Undos under way or done, by bucket and producer number."""
         self._running: set[Undo] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = Threads(AT_ONCE, "zufluss-undo")
 
     async def undo_producer(
         self, request: m.UndoProducerRequest, context: RequestContext
@@ -201,8 +202,7 @@ class UndoHandler:
             self._end(undo)
         if tasks:
             await asyncio.wait(tasks)
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
     def _end(self, undo: Undo) -> None:
         """End an undo that is under way, or forget one that is done."""
@@ -319,8 +319,6 @@ class UndoHandler:
             await asyncio.to_thread(pins.discard, fresh)
 
     async def _in_thread(self, undo: Undo, changelog: Changelog) -> None:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zufluss-undo")
         work = self._loop.run_in_executor(self._threads, self._steps, undo, changelog)
         try:
             await asyncio.shield(work)

@@ -20,7 +20,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from zufluss.kv.hot.sorting import packed, sort_by_key, spans_of
 from zufluss.kv.rest import NO_PUTS, Rests
 from zufluss.log.files import Files
 from zufluss.record.slices import Bytes, Positions, Slices
+from zufluss.threads import Threads
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +100,7 @@ class KvFlusher:
     """The flush thread of a server, and the process that writes table files for it."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-flush")
+        self._thread = Threads(1, "zufluss-kv-flush")
         self._process: subprocess.Popen[bytes] | None = None
 
     def flush(

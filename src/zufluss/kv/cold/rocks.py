@@ -38,6 +38,7 @@ from rocksdict import (
     ChecksumType,
     CompactOptions,
     DBCompressionType,
+    Env,
     IngestExternalFileOptions,
     Options,
     Rdict,
@@ -50,6 +51,7 @@ from zufluss.errors import (
     ZuflussError,
 )
 from zufluss.kv.cold.open_databases import OPEN, OpenDatabases, descriptors_max
+from zufluss.threads import check_start
 
 T = TypeVar("T")
 
@@ -99,6 +101,16 @@ def table_options() -> Options:
     options.set_keep_log_file_num(1)
     options.set_stats_dump_period_sec(0)
     return options
+
+
+def start_rocksdb_threads() -> None:
+    """Start the threads that all databases of the process share.
+
+    Otherwise the first database starts them, and a failure then ends the process.
+    """
+    environment = Env()
+    environment.set_low_priority_background_threads(1)
+    environment.set_high_priority_background_threads(1)
 
 
 def readable_by_all(table: Path) -> bool:
@@ -254,6 +266,7 @@ class ColdTier:
 
     def _open(self, changes: bool) -> None:
         """Open the database; for reading only if the disk is full and nothing is to be changed."""
+        check_start()  # while a database is open, RocksDB has a thread for its timer
         options, path = table_options(), str(self.directory)
         self._tables = -1
         try:

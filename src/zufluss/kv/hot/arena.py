@@ -29,6 +29,7 @@ import structlog
 from zufluss import system
 from zufluss.errors import ConfigError
 from zufluss.record.slices import Bytes
+from zufluss.threads import Threads
 
 log = structlog.get_logger(__name__)
 
@@ -96,6 +97,7 @@ class Arena:
         self._next = 1
         self._faulted_in = AHEAD_BYTES
         self._changed = threading.Condition()
+        self._pages = Threads(1, "zufluss-pages")
 
     def __repr__(self) -> str:
         return f"Arena({self.free_bytes} of {self.budget} bytes free)"
@@ -183,7 +185,7 @@ class Arena:
         begin = max(used, self._faulted_in)
         self._faulted_in = begin + AHEAD_BYTES
         memory = self.data[begin : self._faulted_in]
-        threading.Thread(target=_fault_in, args=(memory,), name="zufluss-pages").start()
+        self._pages.submit(_fault_in, memory)
 
     def _first(self, begin: int, count: int) -> int | None:
         free = self._segments[begin:]

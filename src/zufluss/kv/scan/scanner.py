@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from zufluss.kv.scan.process import (
     pack_request,
 )
 from zufluss.record.slices import Bytes, Slices
+from zufluss.threads import Threads
 
 log = structlog.get_logger(__name__)
 
@@ -122,7 +123,7 @@ class ScanProcess:
         """Number of databases that this process reads."""
         self._rests = rests
         self._rest_until = 0.0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="zufluss-scan-pipe")
+        self._thread = Threads(1, "zufluss-scan-pipe")
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -44,6 +43,7 @@ from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
 from zufluss.tablet.remote.context import RemoteContext
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.reopen import may_pass
+from zufluss.threads import Threads
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ class Rebuilder:
         self._reader = reader
         self._loop = asyncio.get_running_loop()
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="zufluss-rebuild")
+        self._threads = Threads(AT_ONCE, "zufluss-rebuild")
         self._running: dict[asyncio.Task[PinnedFiles], Replica] = {}
 
     async def rebuild(self, replica: Replica, log_offset: int) -> PinnedFiles:

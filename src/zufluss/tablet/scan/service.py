@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +42,7 @@ from zufluss.tablet.scan.pins import PinLimits, StatePin, StatePins
 from zufluss.tablet.scan.rows import ArrowPage, RowReader
 from zufluss.tablet.scan.states import Page, PinnedState, PinStates
 from zufluss.tablet.tasks import BackgroundTasks
+from zufluss.threads import Threads
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 from zufluss.wire.hot.buckets import BUCKETS_MAX
@@ -136,7 +136,7 @@ class ScanService:
         """How long a call may look for rows."""
         self._size_max = conf.get(options.KV_SCANNER_MAX_BATCH_SIZE)
         self._may_read = may_read
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = Threads(DECODE_THREADS, "zufluss-scan")
 
     def closed(self, replica: Replica) -> None:
         """End the pins of a bucket that was closed or begins a new leader epoch."""
@@ -144,8 +144,7 @@ class ScanService:
 
     def stop(self) -> None:
         """Decode no more rows. States stay on the disk, for clients that return after a restart."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- handlers ---------------------------------------------------------------------------
 
@@ -329,8 +328,6 @@ class ScanService:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Decode rows, or check a filter, in a thread."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(DECODE_THREADS, "zufluss-scan")
         return await self.loop.run_in_executor(self._threads, work)
 
     def size(self, asked: int) -> int:
