@@ -1,23 +1,17 @@
-"""docs/aggregation.md does what it says: its blocks run in order on one server.
-
-Python blocks print what stands behind their `print(…)`. The tables of functions and of their
-parameters are compared with what is declared.
-"""
+"""The tables of functions and of their parameters in docs/aggregation.md are what is declared."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from tests.docs.test_readme import ROOT, run_python
-from tests.servers import WarmServer
+from tests.paths import DOCS
 from zufluss.config.options import OPTIONS
 from zufluss.config.table_options import TABLE_OPTIONS
 from zufluss.model.aggregate import ANY, FUNCTIONS, NUMBERS, TEXTS, TIMES, FunctionTraits
 from zufluss.model.types import Root
 
-PAGE = ROOT / "docs" / "aggregation.md"
+PAGE = DOCS / "aggregation.md"
 WORDS = {
     "any": ANY,
     "numbers": NUMBERS,
@@ -26,15 +20,6 @@ WORDS = {
     "INT": {Root.INTEGER},
     **{root.name: {root} for root in Root},
 }
-
-
-def test_the_blocks_of_the_page_do_what_they_say(tmp_path: Path) -> None:
-    code_blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    assert len(code_blocks) >= 2
-    with WarmServer(tmp_path) as server:
-        for code in code_blocks:
-            expected = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M)
-            assert run_python(code, server).splitlines() == expected
 
 
 def listed() -> Iterator[tuple[str, FunctionTraits]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.test_readme import ROOT
 from tests.fault.test_cost import GROWTH_BYTES, GROWTH_PER_BYTE
+from tests.paths import DOCS
 from zufluss import pacing
 from zufluss.coordinator.catalog.catalog import DESCRIPTOR_BYTES_MAX
 from zufluss.coordinator.leases import service as leases
@@ -18,7 +18,7 @@ from zufluss.tablet.scan import service as scans
 from zufluss.wire.api import ApiKey
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 
-PAGE = (ROOT / "docs" / "limits.md").read_text()
+PAGE = (DOCS / "limits.md").read_text()
 ROWS = {
     "any other request": [CONTROL_BYTES_MAX],
     "a request before login": [UNAUTHENTICATED_BYTES_MAX],

@@ -10,8 +10,8 @@ import pytest
 
 from scripts.spark_classes import options as quick_java
 from tests.counts import only_full
-from tests.docs.test_readme import ROOT
 from tests.examples.notebook import text_of
+from tests.paths import ROOT
 from zufluss.errors import TableNotExistError
 
 PIPELINES = ROOT / "examples" / "pipelines"
