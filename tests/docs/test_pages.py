@@ -35,7 +35,9 @@ from zufluss.testing.tiering import TieringProcess
 from zufluss.tiering.options import TieringOptions
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted(DOCS.glob("*.md"))]
+REFERENCE = DOCS / "cli.md"
+"""Has the examples of the commands' help, with the reader's own tables; tests/cli runs commands."""
+PAGES = [README, *sorted(page for page in DOCS.glob("*.md") if page != REFERENCE)]
 AGAIN = [README, DOCS / "aggregation.md", DOCS / "leases.md", DOCS / "python-client.md"]
 QUICK = {
     "remote.log.task-interval-duration": "100ms",
