@@ -121,3 +121,7 @@ def test_a_list_may_mix_columns_and_arrow_fields() -> None:
     assert str(Schema.of([Column("id", BIGINT), ARROW.field("name")])) == "id BIGINT, name STRING"
     with pytest.raises(InvalidTableError, match="'id' is no column"):
         Schema.of(["id"])
+
+
+def test_a_key_of_none_is_no_key() -> None:
+    assert Schema.of("id BIGINT", primary_key=None) == Schema.of("id BIGINT")

@@ -146,8 +146,8 @@ class Schema:
     def of(
         cls,
         source: Any,
-        primary_key: str | Sequence[str] = (),
-        auto_increment_column: str | Sequence[str] = (),
+        primary_key: str | Sequence[str] | None = (),
+        auto_increment_column: str | Sequence[str] | None = (),
     ) -> Schema:
         """A schema from a column list as text, from columns, or from what another library has.
 
@@ -308,9 +308,9 @@ class Schema:
         return html_table(("column", "type", "null", "role", "comment"), rows)
 
 
-def names_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of columns; a text is one name."""
-    return (names,) if isinstance(names, str) else tuple(names)
+def names_of(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of columns; a text is one name, None is no name."""
+    return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def _columns_of(source: Any) -> list[Column]:
