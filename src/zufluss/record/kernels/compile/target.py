@@ -1,8 +1,8 @@
 """The processor that the compiled library is made for.
 
 A library for the processor that builds it would not run on older ones. x86-64-v3 (Haswell of 2013,
-Zen of 2017) has the instructions that matter to the kernels; more recent ones made no benchmark
-faster. On ARM the first version of the 64-bit architecture is enough.
+Zen of 2017) has the instructions that the kernels name: vectors of 32 bytes and counts of bits. On
+ARM the first version of the 64-bit architecture has their like.
 """
 
 from __future__ import annotations
