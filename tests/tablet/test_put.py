@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import pytest_asyncio
@@ -95,6 +95,28 @@ async def test_a_put_is_in_the_changelog_once_when_memory_runs_out_behind_it(
         assert [entry.error_code for entry in response.buckets_resp] == [0]
         assert replica.log.log_end_offset == end
     assert put._queued_bytes == 0
+
+
+async def test_a_put_is_in_the_changelog_once_when_memory_runs_out_behind_it_again_and_again(
+    keyed: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await keyed.open()
+    put, codec, connection = keyed.put_handler(), Codec(KEYED), Connection()
+
+    def no_memory(*_: object, **__: object) -> NoReturn:
+        raise MemoryError
+
+    quiet = SimpleNamespace(warning=no_memory, info=lambda *_, **__: None)
+    monkeypatch.setattr(KvTablet, "flush_due", no_memory)
+    monkeypatch.setattr("zufluss.tablet.put.log", quiet)
+    request = put_request(TABLE, kv_batch([codec.put((1, "one"))]))
+    response = decode(
+        m.PutKvResponse, await connection.answer(connection.send(put.handle, request))
+    )
+    (entry,) = response.buckets_resp
+    assert replica.log.log_end_offset == 1
+    assert "would end at 2, not 1" in str(replica.failure), "the worker called twice"
+    assert entry.error_code == 0, "it was answered before"
 
 
 async def test_a_put_into_a_full_queue_is_refused_with_an_error_that_clients_retry_after_a_pause(

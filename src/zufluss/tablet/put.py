@@ -500,19 +500,20 @@ class PutHandler:
                 raise replica.fail("a put that is in the state is not in the log")
             return outcome.end_offset
         view, checked = outcome.batch
+        end_offset = replica.log.log_end_offset + checked.last_offset_delta + 1
+        if end_offset != outcome.end_offset:  # a gap, or the worker repeats a finished append
+            raise replica.fail(
+                f"the changelog of a put would end at {end_offset}, not {outcome.end_offset}"
+            )
         replica.tablet.unflushed_bytes += len(view)
         try:
             # The state has decided about the writer; the log may have forgotten another one since.
-            appended = replica.log.append_new(view, (checked,), outcome.now_ms)
+            replica.log.append_new(view, (checked,), outcome.now_ms)
         except Exception as e:
             reason = f"the changelog of a put was not written ({reason_of(e)})"
             raise replica.fail(reason) from e
-        if appended.end_offset != outcome.end_offset:
-            raise replica.fail(
-                f"the changelog ends at {appended.end_offset}, not {outcome.end_offset}"
-            )
-        self._durability.appended(replica, appended.end_offset, view, 0, len(view))
-        return outcome.end_offset
+        self._durability.appended(replica, end_offset, view, 0, len(view))
+        return end_offset
 
     def refuse(
         self, entry: PutEntry | ServerPut, problem: Exception, table_id: int, bucket: BucketKey
