@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -15,9 +17,24 @@ from zufluss import threads
 from zufluss.errors import ErrorCode
 from zufluss.threads import Threads, ThreadShortageError, check_start, running_executor
 
+ORIGINAL_START = threading.Thread.start
+
 
 def no_thread(*_: Any) -> None:
     raise RuntimeError("can't start new thread")
+
+
+def started_twice(error: Exception) -> Callable[[threading.Thread], None]:
+    """`Thread.start` that starts two threads, then raises an error."""
+    start, left = ORIGINAL_START, [1, 2]
+
+    def start_or_raise(thread: threading.Thread) -> None:
+        if not left:
+            raise error
+        left.pop()
+        start(thread)
+
+    return start_or_raise
 
 
 @pytest.fixture
@@ -47,6 +64,13 @@ def test_threads_that_cannot_be_started_are_a_shortage_that_says_what_to_do(
             create()
         assert refused.value.code == ErrorCode.STORAGE_BACKPRESSURE_EXCEPTION
         assert refused.value.retriable
+    monkeypatch.setattr(threading.Thread, "start", started_twice(MemoryError()))
+    with pytest.raises(ThreadShortageError, match="MemoryError"):
+        running_executor()
+    for thread in threading.enumerate():
+        if thread.name.startswith("zufluss-thread"):
+            thread.join(60)
+            assert not thread.is_alive(), "the interpreter would wait for it when it exits"
     monkeypatch.setattr("_thread.start_new_thread", no_thread)
     with pytest.raises(ThreadShortageError):
         check_start()
@@ -82,6 +106,41 @@ def test_calls_that_wait_are_cancelled_on_request() -> None:
     begin.set()
     assert running.result(60)
     assert waiting.cancelled()
+
+
+@pytest.mark.usefixtures("reserve")
+def test_a_callback_that_ends_its_thread_does_not_end_the_executor() -> None:
+    def leave(_: Future[Any]) -> None:
+        raise SystemExit
+
+    begin = threading.Event()
+    with Threads(1, "one") as one:
+        call = one.submit(begin.wait, 60)
+        call.add_done_callback(leave)
+        begin.set()
+        assert call.result(60)
+        assert one.submit(lambda: "next").result(60) == "next"
+
+
+@pytest.mark.usefixtures("reserve")
+def test_a_call_that_was_taken_while_the_executor_was_shut_down_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closers: list[threading.Thread] = []
+
+    class SlowQueue(SimpleQueue[Any]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            if isinstance(item, tuple) and isinstance(item[0], Future):
+                closers.append(threading.Thread(target=one.shutdown))
+                closers[0].start()
+                closers[0].join(0.2)  # enough for a shutdown that does not wait for this call
+            super().put(item, block, timeout)
+
+    monkeypatch.setattr(threads, "SimpleQueue", SlowQueue)
+    one = Threads(1, "one")
+    assert one.submit(lambda: "made").result(10) == "made"
+    closers[0].join(60)
+    assert not closers[0].is_alive()
 
 
 @pytest.mark.usefixtures("reserve")

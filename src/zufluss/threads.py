@@ -21,10 +21,15 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
+import structlog
+
 from zufluss.errors import StorageBackpressureError
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -56,6 +61,8 @@ class Threads(Executor):
         self._ended: SimpleQueue[None] = SimpleQueue()
         """An item for each thread that has ended."""
         self._closed = False
+        self._closing = threading.Lock()
+        """Held while work is added: nothing comes behind the items that end the threads."""
         self._end = weakref.finalize(self, _end_threads, self._work, count)
         self._end.atexit = False
         for number in range(count):
@@ -69,31 +76,38 @@ class Threads(Executor):
 
     def submit(self, call: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
         """Call a function in one of the threads."""
-        if self._closed:
-            raise RuntimeError("this executor was shut down")
         future: Future[T] = Future()
-        self._work.put(_Task(future, lambda: call(*arguments, **named)))
+        task = _Task(future, lambda: call(*arguments, **named))
+        with self._closing:
+            if self._closed:
+                raise RuntimeError("this executor was shut down")
+            self._work.put(task)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; the threads return to the reserve after those submitted so far."""
-        if not self._closed:
-            self._closed = True
-            if cancel_futures:
-                self._cancel_waiting()
-            self._end.detach()  # it does nothing while the interpreter exits
-            _end_threads(self._work, self._count)
+        cancelled: list[_Task] = []
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                if cancel_futures:
+                    cancelled = self._waiting()
+                self._end.detach()  # it does nothing while the interpreter exits
+                _end_threads(self._work, self._count)
+        for task in cancelled:  # without the lock: somebody may be called back
+            task.future.cancel()
         if wait:
             for _ in range(self._count):
                 self._ended.get()
             self._count = 0
 
-    def _cancel_waiting(self) -> None:
-        try:
+    def _waiting(self) -> list[_Task]:
+        """Take the tasks that have not begun."""
+        tasks: list[_Task] = []
+        with suppress(Empty):
             while (task := self._work.get_nowait()) is not None:
-                task.future.cancel()
-        except Empty:
-            return
+                tasks.append(task)
+        return tasks
 
 
 class _Assignment(NamedTuple):
@@ -115,12 +129,15 @@ class _ReservedThread(threading.Thread):
         while True:
             name, work, ended = self.assignments.get()
             self.name = name
-            _serve(work)
-            self.name = "zufluss-reserve"
-            kept = len(_reserve) < RESERVE
-            if kept:
-                _reserve.append(self)
-            ended.put(None)
+            kept = False
+            try:
+                _serve(work)
+                self.name = "zufluss-reserve"
+                if len(_reserve) < RESERVE:
+                    _reserve.append(self)
+                    kept = True
+            finally:
+                ended.put(None)
             if not kept:
                 return
             del work, ended
@@ -147,11 +164,13 @@ def running_executor() -> ThreadPoolExecutor:
     try:
         for _ in range(count):
             executor.submit(together.wait)
-    except RuntimeError as e:
-        together.abort()
+        together.wait()
+    except BaseException as e:
+        together.abort()  # the interpreter waits for these threads when it exits
         executor.shutdown(wait=False)
-        raise _shortage(e) from e
-    together.wait()
+        if isinstance(e, RuntimeError | MemoryError):
+            raise _shortage(e) from e
+        raise
     return executor
 
 
@@ -197,13 +216,24 @@ def _shortage(error: Exception) -> ThreadShortageError:
 
 def _serve(work: _Queue) -> None:
     while (task := work.get()) is not None:
-        future, call = task
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call())
-            except BaseException as problem:
-                future.set_exception(problem)
-        del task, future, call
+        try:
+            _run(*task)
+        except BaseException:  # of a callback; the thread has to serve the others
+            with suppress(MemoryError):
+                log.exception("callback_failed")
+        del task
+
+
+def _run(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as problem:
+        future.set_exception(problem)
+        del future, call  # the traceback of the problem has this frame
+    else:
+        future.set_result(result)
 
 
 def _end_threads(work: _Queue, count: int) -> None:
