@@ -80,6 +80,9 @@ def test_the_limit_of_open_files_is_raised_as_far_as_the_kernel_allows(
     monkeypatch.setattr(system, "_resource", fake)
     assert system.raise_open_files_limit() == granted
     assert system.open_files_limit() == granted
+    assert system.open_files_promised() == 0, "the system names no limit"
+    limits = (256, 10_000)
+    assert system.open_files_promised() == 10_000
 
 
 def test_a_locked_directory_is_refused_until_its_lock_is_closed(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,7 @@ def _run(conf: Configuration, serve: Serve) -> int:
     share_interpreter()
     do_without_pandas()
     _keep_freed_memory()
-    system.raise_open_files_limit()  # connections and buckets hold files; shells allow few
+    _allow_open_files()
     if lacking := system.lacking():
         log.info("slower_on_this_system", system=sys.platform, without=", ".join(lacking))
     data_dir = Path(conf.get(options.DATA_DIR))
@@ -168,7 +169,8 @@ async def _until_signal(conf: Configuration, serve: Serve) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.set_default_executor(running_executor())
-    await loop.getaddrinfo("localhost", 0)  # uvloop starts its threads for names now
+    with suppress(OSError):  # uvloop starts its threads for names now; this one need not exist
+        await loop.getaddrinfo("localhost", 0)
     async with _http(conf, stop) as shown:
         await serve(conf, stop, shown)
 
@@ -197,6 +199,13 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
+
+
+def _allow_open_files() -> None:
+    """Each connection and each bucket holds files; shells allow few by default."""
+    allowed, promised = system.raise_open_files_limit(), system.open_files_promised()
+    if allowed < promised:
+        log.warning("open_files_limited", allowed=allowed, wanted=promised)
 
 
 @contextmanager

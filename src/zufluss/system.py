@@ -208,6 +208,15 @@ def raise_open_files_limit() -> int:
     return limit
 
 
+def open_files_promised() -> int:
+    """Return how many files the system says the process could have open; 0 if it does not say.
+
+    Not more than `OPEN_FILES_MAX`, and the system may refuse it all the same.
+    """
+    _, hard = _resource.getrlimit(_resource.RLIMIT_NOFILE)
+    return 0 if hard == _resource.RLIM_INFINITY else min(int(hard), OPEN_FILES_MAX)
+
+
 _POPULATE_WRITE: Final = 23
 """Advice of Linux 5.14 and later. Others refuse it, and writers fault pages in themselves."""
 

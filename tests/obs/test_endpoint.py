@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.servers import free_port
 from tests.waiting import WAIT_SECONDS
 from zufluss.obs.endpoint import HttpEndpoint, ProbeAnswer
 from zufluss.obs.metrics import Sample, SampleCollector, new_registry
+from zufluss.threads import ThreadShortageError
 
 
 class Probes:
@@ -31,11 +34,15 @@ def registry() -> CollectorRegistry:
     return new_registry()
 
 
+def serve(registry: CollectorRegistry, probes: Probes, port: int = 0) -> HttpEndpoint:
+    return HttpEndpoint(
+        registry, "127.0.0.1", port, health=lambda: probes.health, ready=lambda: probes.ready
+    )
+
+
 @pytest.fixture
 def endpoint(probes: Probes, registry: CollectorRegistry) -> Iterator[HttpEndpoint]:
-    served = HttpEndpoint(
-        registry, "127.0.0.1", 0, health=lambda: probes.health, ready=lambda: probes.ready
-    )
+    served = serve(registry, probes)
     yield served
     served.close()
 
@@ -44,6 +51,20 @@ def ask(endpoint: HttpEndpoint, path: str, method: str = "GET") -> http.client.H
     connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=WAIT_SECONDS)
     connection.request(method, path)
     return connection.getresponse()
+
+
+def test_an_endpoint_without_a_thread_is_refused_and_gives_its_port_back(
+    registry: CollectorRegistry, probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    port = free_port()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(ThreadShortageError):
+            serve(registry, probes, port)
+    serve(registry, probes, port).close()
 
 
 def test_each_path_has_its_own_answer(endpoint: HttpEndpoint) -> None:

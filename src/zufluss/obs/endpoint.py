@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from zufluss.errors import ConfigError
+from zufluss.threads import start
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -73,6 +74,7 @@ class HttpEndpoint:
         health: ReadProbe,
         ready: ReadProbe,
     ) -> None:
+        """Raises `ConfigError` if the port is taken, `ThreadShortageError` without a thread."""
         try:
             self._server = _server(host, port)
         except OSError as e:
@@ -86,7 +88,11 @@ class HttpEndpoint:
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="zufluss-http", daemon=True
         )
-        self._thread.start()
+        try:
+            start(self._thread)
+        except BaseException:
+            self._server.server_close()
+            raise
 
     def close(self) -> None:
         """Stop serving. Not from an event loop that a collector waits for."""
