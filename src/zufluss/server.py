@@ -1,9 +1,10 @@
 """Assembling a process: `zufluss dev` (both roles) and `zufluss server --role …` (one of them).
 
-Start order: data directory locked, kernels warmed, metadata opened, logs recovered, sockets
-opened, spare threads started, ready line printed. Stop order (SIGTERM, SIGINT) is the reverse:
-sockets drained, logs synced and closed with a clean marker, metadata closed. The ready line is the
-only thing on standard output.
+Start order: data directory locked, kernels loaded (compiled if there are none), HTTP endpoint
+opened, ports taken, metadata opened, logs recovered, connections accepted, spare threads started,
+ready line printed. Stop order (SIGTERM, SIGINT) is the reverse: connections drained, logs synced
+and closed with a clean marker, metadata closed, HTTP endpoint closed. The ready line is the only
+thing on standard output.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 Starting a thread can fail: for memory, for a limit of the process or of its container. Python may
 even wait for ever, because `Thread.start` waits for a word of the new thread, which never comes if
 the thread runs out of memory first. So all threads of `Threads` run when it has been created, and
-a server creates its executors before it is ready. Threads for work that comes and goes later, such
-as rebuilding a state or reading a new location, are taken from a reserve, which is filled when the
-server starts (`fill_reserve`), and return to it. Only if the reserve is empty, one is started.
+a server creates its executors before it is ready. Threads that are needed later, for the first
+primary-key table or for work that comes and goes, such as rebuilding a state or reading a new
+location, are taken from a reserve, which is filled when the server starts (`fill_reserve`), and
+return to it. Only if the reserve is empty, one is started; and one for each HTTP request, which no
+other part of the server waits for.
 
 The threads are daemons, because a call may never return: the interpreter waits for the threads of
 an ordinary executor when it exits, so one disk that hangs would keep a server from stopping. An
@@ -34,8 +36,9 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 RESERVE: Final = 24
-"""Threads that wait for work which comes and goes: 4 for each location that is a directory, 4 for
-requests of tokens, 3 for each state that is rebuilt, 1 for each bucket that is opened again."""
+"""Threads that wait for later work: 2 for the memory of primary-key tables, from the first one on;
+4 for each location that is a directory, 4 for requests of tokens, 3 for each state that is rebuilt,
+1 for each bucket that is opened again."""
 
 
 class ThreadShortageError(StorageBackpressureError, RuntimeError):

@@ -537,8 +537,8 @@ INTRODUCTION = """\
 
 A server or tiering service with `zufluss.metrics.port` answers `GET /metrics` in the format of
 Prometheus; `zufluss.metrics.host` says on which address, `localhost` by default, because whoever
-reaches it may read it. Without a port nothing is served and nothing is loaded for it. The same port
-answers `/health` and `/ready` ([server.md](server.md#probes)).
+reaches it may read it. Without a port nothing is served, and Prometheus' library is not loaded. The
+same port answers `/health` and `/ready` ([server.md](server.md#probes)).
 
 ```
 zufluss dev -D zufluss.metrics.port=9464
