@@ -165,6 +165,13 @@ def lock_directory(directory: Path, *, wait: bool) -> int | None:
     return fd
 
 
+def after_fork_in_child(call: Callable[[], object]) -> None:
+    """Have each forked process make a call first; does nothing on Windows, which has no fork."""
+    register = getattr(os, "register_at_fork", None)
+    if register is not None:
+        register(after_in_child=call)
+
+
 def user_id() -> int:
     """Return the number of the user; 0 on Windows, where each user has other directories."""
     getuid: Callable[[], int] = getattr(os, "getuid", lambda: 0)

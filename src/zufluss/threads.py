@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import structlog
 
 from zufluss.errors import StorageBackpressureError
+from zufluss.system import after_fork_in_child
 
 log = structlog.get_logger(__name__)
 
@@ -257,4 +258,4 @@ def _forget_threads() -> None:
 
 
 atexit.register(_wait_at_exit)
-os.register_at_fork(after_in_child=_forget_threads)
+after_fork_in_child(_forget_threads)

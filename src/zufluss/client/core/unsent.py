@@ -19,12 +19,12 @@ Where an exception or an exit has already ended the user's work, sending ends af
 from __future__ import annotations
 
 import asyncio
-import os
 import warnings
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from zufluss.errors import UnsentRowsError, UnsentRowsWarning
+from zufluss.system import after_fork_in_child
 
 LAST_FLUSH_MS: Final = 10_000
 """How long rows are still sent after an exception, or at the end of the loop or interpreter."""
@@ -54,7 +54,7 @@ class OpenWriter(Protocol):
 UNSETTLED: Final[set[OpenWriter]] = set()
 """The writers of this process with rows or failures that are not told yet."""
 
-os.register_at_fork(after_in_child=UNSETTLED.clear)  # the parent sends its rows itself
+after_fork_in_child(UNSETTLED.clear)  # the parent sends its rows itself
 
 
 def joined(problems: Sequence[UnsentRowsError]) -> UnsentRowsError:

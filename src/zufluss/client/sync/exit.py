@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from zufluss.client.core.unsent import LAST_FLUSH_MS, UNSETTLED, OpenWriter, warn
 from zufluss.errors import UnsentRowsError
+from zufluss.system import after_fork_in_child
 
 if TYPE_CHECKING:
     from zufluss.client.sync.loop import LoopThread
@@ -97,4 +98,4 @@ def _forget_parent() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+after_fork_in_child(_forget_parent)

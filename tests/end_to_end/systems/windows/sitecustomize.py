@@ -34,7 +34,8 @@ sys.meta_path.insert(0, WindowsModules())
 
 for module, names in (
     (os, "O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK fdatasync fork getuid geteuid killpg nice"),
-    (os, "posix_fadvise posix_fallocate pread preadv pwrite pwritev readv sysconf writev"),
+    (os, "posix_fadvise posix_fallocate pread preadv pwrite pwritev readv register_at_fork"),
+    (os, "sysconf writev"),
     (signal, "SIGKILL SIGHUP"),
     (time, "clock_gettime CLOCK_BOOTTIME CLOCK_MONOTONIC_RAW"),
 ):
