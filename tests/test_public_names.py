@@ -52,6 +52,8 @@ def test_every_name_can_be_loaded_and_is_listed() -> None:
     assert {name for name in zufluss.__all__ if getattr(zufluss, name, None) is None} == set()
     assert dir(zufluss) == sorted(zufluss.__all__)
     assert issubclass(zufluss.TableNotExistError, zufluss.ZuflussError)
+    assert issubclass(zufluss.UnsentRowsError, zufluss.ZuflussError)
+    assert issubclass(zufluss.UnsentRowsWarning, Warning)
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         zufluss.conect  # type: ignore[attr-defined]  # noqa: B018
 

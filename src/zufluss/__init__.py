@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from zufluss.errors import RequestTimeoutError as RequestTimeoutError
     from zufluss.errors import TableAlreadyExistError as TableAlreadyExistError
     from zufluss.errors import TableNotExistError as TableNotExistError
+    from zufluss.errors import UnsentRowsError as UnsentRowsError
+    from zufluss.errors import UnsentRowsWarning as UnsentRowsWarning
     from zufluss.errors import ZuflussError as ZuflussError
     from zufluss.model.expression import Expression as Expression
     from zufluss.model.expression import col as col
@@ -74,6 +76,8 @@ _NAMES_OF = {
         "RequestTimeoutError",
         "TableAlreadyExistError",
         "TableNotExistError",
+        "UnsentRowsError",
+        "UnsentRowsWarning",
         "ZuflussError",
     ),
     "zufluss.model.expression": ("Expression", "col"),
