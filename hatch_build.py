@@ -6,6 +6,9 @@ pure one whose kernels numba compiles at the first start.
 
 The machine code needs no particular version of numba and uses only Python's stable interface, so
 one wheel per platform serves Python 3.11 and later, and the dependency on numba has no upper bound.
+
+On Linux the tag of the wheel is that of the machine (`linux_x86_64`), which PyPI refuses: run
+`auditwheel repair`, which checks what the library links to and gives it a `manylinux` tag.
 """
 
 from __future__ import annotations

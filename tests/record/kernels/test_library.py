@@ -169,3 +169,46 @@ def test_without_a_c_compiler_no_kernel_is_compiled_first(
     with pytest.raises(link.LinkError, match="no C compiler"):
         link.make_library(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sources_that_cannot_be_read_are_a_reason_not_to_load(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "MODULES_OUTSIDE", ("zufluss.stripped",))
+    library.source_digest.cache_clear()
+    try:
+        with pytest.raises(LibraryError, match=r"sources .* cannot be read"):
+            library.load(copied)
+    finally:
+        library.source_digest.cache_clear()
+
+
+def test_processes_that_compile_find_what_only_the_search_path_of_this_one_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip builds wheels like this."""
+    given: list[str] = []
+    monkeypatch.syspath_prepend(str(tmp_path / "build-requirements"))
+    monkeypatch.setattr(
+        link, "compile_in_parallel", lambda environ: given.append(environ["PYTHONPATH"])
+    )
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(link.LinkError, match="no-python"):
+        link.make_library(tmp_path)
+    (path,) = given
+    assert path.split(os.pathsep)[:2] == [
+        str(library.HERE.parents[2]),
+        str(tmp_path / "build-requirements"),
+    ]
+
+
+def test_a_failure_to_make_object_files_is_a_reason_and_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "compile_in_parallel", lambda _: None)
+    false = shutil.which("false")
+    assert false is not None
+    monkeypatch.setattr(sys, "executable", false)
+    with pytest.raises(link.LinkError, match="non-zero exit status 1"):
+        link.make_library(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -18,10 +18,13 @@ def warm() -> None:
     """Load every kernel; the first time without a compiled library, compile them all."""
     from zufluss.record.kernels import library
 
-    if library.functions() is None:
-        _compile_once()
+    compiled = are_compiled()
+    if not compiled:
+        _compile_all()
     for name in library.kernel_modules():
         importlib.import_module(name)
+    if not compiled:
+        _complete().touch()
 
 
 def are_compiled() -> bool:
@@ -38,12 +41,8 @@ def _complete() -> Path:
     return cache_directory() / "complete"
 
 
-def _compile_once() -> None:
-    """Compile all kernels into numba's cache, unless that was done."""
+def _compile_all() -> None:
+    """Compile all kernels into numba's cache."""
     from zufluss.record.kernels.compile.workers import compile_in_parallel
 
-    done = _complete()
-    if done.exists():
-        return
-    compile_in_parallel({**os.environ, "NUMBA_CACHE_DIR": str(done.parents[1])})
-    done.touch()
+    compile_in_parallel({**os.environ, "NUMBA_CACHE_DIR": str(_complete().parents[1])})

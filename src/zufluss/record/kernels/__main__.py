@@ -17,7 +17,7 @@ def _main() -> None:
         try:
             make_library(library.HERE)
             library.functions.cache_clear()
-        except (LinkError, OSError) as problem:
+        except LinkError as problem:
             sys.stderr.write(f"no compiled library: {problem}\n")
     warm()
 

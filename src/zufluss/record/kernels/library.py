@@ -118,7 +118,11 @@ def load(directory: Path) -> Kernels:
         content = path.read_bytes()
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise LibraryError(f"{label.name} or {path.name} cannot be read ({problem!r})") from None
-    if sources != source_digest():
+    try:
+        current = source_digest()
+    except OSError as problem:
+        raise LibraryError(f"the sources of {path.name} cannot be read ({problem})") from None
+    if sources != current:
         raise LibraryError(f"{path} was compiled from other sources")
     if sha256 != hashlib.sha256(content).hexdigest():
         raise LibraryError(f"{path} is damaged")

@@ -31,10 +31,20 @@ class LinkError(Exception):
 
 
 def make_library(directory: Path) -> None:
-    """Compile the kernels and write the library with its label into a directory."""
+    """Compile the kernels and write the library with its label into a directory.
+
+    Raises `LinkError` if that is not possible.
+    """
     processor = target()
     if processor is None:
         raise LinkError("there is no target processor for this architecture")
+    try:
+        _make(processor, directory)
+    except (OSError, subprocess.CalledProcessError) as problem:
+        raise LinkError(str(problem)) from problem
+
+
+def _make(processor: Target, directory: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="zufluss-kernels-") as name:
         work = Path(name)
         _try_compiler(work)
@@ -43,12 +53,20 @@ def make_library(directory: Path) -> None:
             "NUMBA_CPU_NAME": processor.cpu,
             "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in processor.features),
             "NUMBA_CACHE_DIR": name,
-            "PYTHONPATH": str(library.HERE.parents[2]),
+            "PYTHONPATH": _python_path(),
         }
         compile_in_parallel(environ)
         objects = [sys.executable, "-m", "zufluss.record.kernels.compile.objects", name]
         subprocess.run(objects, env=environ, check=True)
         publish(link(work), processor, directory)
+
+
+def _python_path() -> str:
+    """Return the search path for processes that compile: our sources and all that this one sees.
+
+    pip builds a wheel with numba and numpy in directories that only its own processes know.
+    """
+    return os.pathsep.join([str(library.HERE.parents[2]), *filter(None, sys.path)])
 
 
 def link(work: Path) -> Path:
@@ -62,7 +80,11 @@ def link(work: Path) -> Path:
 
 
 def publish(made: Path, processor: Target, directory: Path) -> None:
-    """Copy a library into a directory and write its label; a process sees both or neither."""
+    """Copy a library into a directory, then write its label.
+
+    Each file is replaced at once, but not both together: a process that loads in between finds a
+    label of another library, or none, and does not use the library.
+    """
     content = made.read_bytes()
     label = {
         "sources": library.source_digest(),

@@ -3,7 +3,7 @@
 `compile_in_parallel` starts one worker per processor and gives each one module after another. A
 worker imports the module, which compiles its kernels into numba's cache (`cache.py`), and writes
 the name of each kernel that was not there yet. Nothing depends on a worker: a kernel that none of
-them compiled is compiled when its module is imported.
+them compiled is compiled when its module is imported. So a worker that fails is only told of.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def compile_in_parallel(environ: Mapping[str, str]) -> None:
     for name in sorted(sources, key=lambda name: len(sources[name]), reverse=True):
         modules.put(name)
     begun: set[str] = set()
+    failures: list[str] = []
     lock = threading.Lock()
 
     def begin(kernel: str) -> None:
@@ -42,12 +43,15 @@ def compile_in_parallel(environ: Mapping[str, str]) -> None:
                 display.begin()
 
     count = min(os.cpu_count() or 1, WORKERS_MAX)
-    threads = [threading.Thread(target=_feed, args=(modules, begin, environ)) for _ in range(count)]
+    arguments = (modules, begin, failures.append, environ)
+    threads = [threading.Thread(target=_feed, args=arguments) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     display.clear()
+    for failure in failures:
+        sys.stderr.write(f"a process that compiles kernels failed: {failure}\n")
 
 
 def _kernel_count(source: str) -> int:
@@ -63,24 +67,40 @@ def _kernel_count(source: str) -> int:
 
 
 def _feed(
-    modules: queue.SimpleQueue[str], begin: Callable[[str], None], environ: Mapping[str, str]
+    modules: queue.SimpleQueue[str],
+    begin: Callable[[str], None],
+    fail: Callable[[str], None],
+    environ: Mapping[str, str],
 ) -> None:
     """Run one worker until no module is left, or until the worker ends by itself."""
     command = [sys.executable, "-m", __name__]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        while worker.poll() is None:
-            try:
-                worker.stdin.write(f"{modules.get_nowait()}\n")
-                worker.stdin.flush()
-            except (queue.Empty, BrokenPipeError):
-                return
-            for line in worker.stdout:
-                if line.strip() == _DONE:
-                    break
-                begin(line.strip())
+    try:
+        with subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True) as worker:
+            _give(worker, modules, begin)
+    except OSError as problem:
+        fail(str(problem))
+        return
+    if worker.returncode:
+        fail(f"it ended with {worker.returncode}")
+
+
+def _give(
+    worker: subprocess.Popen[str], modules: queue.SimpleQueue[str], begin: Callable[[str], None]
+) -> None:
+    """Give a worker one module after another."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    while worker.poll() is None:
+        try:
+            worker.stdin.write(f"{modules.get_nowait()}\n")
+            worker.stdin.flush()
+        except (queue.Empty, BrokenPipeError):
+            return
+        for line in worker.stdout:
+            if line.strip() == _DONE:
+                break
+            begin(line.strip())
 
 
 def _work() -> None:
