@@ -99,6 +99,7 @@ def test_only_comparisons_that_servers_surely_understand_are_pushed_down(
     [
         ("SELEC 1", "syntax error"),
         ("DROP TABLE visits", "allowed: one SELECT"),
+        ("EXPLAIN SELECT * FROM visits", "allowed: one SELECT"),
         ("SELECT 1; SELECT 2", "allowed: one SELECT"),
         ("", "allowed: one SELECT"),
         ("SELECT * FROM no_such", "no_such does not exist"),
