@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from typer.main import get_command
 
 from tests.waiting import WAIT_SECONDS
@@ -123,23 +124,62 @@ def test_rows_of_the_wrong_type_are_named(zufluss: Callable[..., Result], tmp_pa
     assert zufluss("count", "typed").out == "0\n"
 
 
-def test_the_reader_of_a_pipe_may_end_first(server_address: str) -> None:
-    for words in (["config"], ["table", "list"], ["doctor"]):
-        where = [] if words == ["config"] else ["--bootstrap", server_address]
-        reader, writer = os.pipe()
-        os.close(reader)
-        with open(writer, "wb") as closed:
-            done = subprocess.run(
-                [*COMMAND, *words, *where],
-                stdout=closed,
-                stderr=subprocess.PIPE,
-                env=environment(),
-                timeout=WAIT_SECONDS,
-                check=False,
-            )
-        assert done.returncode == 0, (words, done)
-        assert b"Traceback" not in done.stderr
-        assert b"Exception ignored" not in done.stderr
+def without_reader(*words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command whose output nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        done = subprocess.run(
+            [*COMMAND, *words],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            timeout=WAIT_SECONDS,
+            check=False,
+        )
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    return done
+
+
+def test_a_reader_of_rows_may_end_first(
+    zufluss: Callable[..., Result], server_address: str
+) -> None:
+    zufluss("table", "create", "unread", "id INT")
+    zufluss("append", "unread", "-", stdin='{"id": 1}\n')
+    done = without_reader("scan", "unread", "--bootstrap", server_address)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_no_reader_is_no_success_of_a_server_or_of_other_commands(tmp_path: Path) -> None:
+    """A server without its ready line, or files without their list, would pass for done."""
+    server = ["dev", "--port", "0", "--data-dir", str(tmp_path / "data")]
+    for words in (["config"], ["sample", str(tmp_path / "sample")], server):
+        done = without_reader(*words)
+        assert done.returncode == 141, (words, done)
+        assert b"error: the reader of the output ended before the command" in done.stderr
+
+
+def test_no_or_no_answer_aborts_and_is_no_defect(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*args: object) -> None:
+        typer.confirm("Really?", abort=True, err=True)
+
+    monkeypatch.setattr("zufluss.cli.servers.print_rows", ask)
+    for answer in ("n\n", ""):
+        result = run("config", stdin=answer)
+        assert result.code == 1
+        assert result.err.endswith("aborted\n")
+        assert "error" not in result.err
+
+
+def test_the_end_of_a_file_elsewhere_is_no_answer_to_a_question(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise EOFError("no more bytes")
+
+    monkeypatch.setattr("zufluss.cli.servers.print_rows", fail)
+    assert run("config").code == 70
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(server_address: str) -> None:

@@ -2,14 +2,15 @@
 
 | code | meaning                                                                    |
 |------|----------------------------------------------------------------------------|
-| 0    | done; also if the reader of a pipe such as `head` has enough               |
-| 1    | the server refused: its message is on stderr                               |
+| 0    | done; also if the reader of rows (`scan`, `changelog`, `sql`) has enough   |
+| 1    | the server refused: its message is on stderr; or you answered no           |
 | 2    | usage: an option, a configuration value, a file or a directory is wrong    |
 | 3    | no server: cannot connect, or no answer in time                            |
 | 4    | `lookup`: some key has no row                                              |
 | 5    | `doctor`, `status`: something does not work                                |
 | 70   | a defect of zufluss, please report it                                      |
 | 130  | Ctrl-C                                                                     |
+| 141  | the reader of the output, such as `head`, ended before the command         |
 
 An error is one line on stderr that begins with `error: ` (`failures.py`); `--debug` or the
 environment variable ZUFLUSS_DEBUG shows where it comes from.
@@ -55,7 +56,7 @@ app = typer.Typer(
     epilog="Begin with: zufluss dev · zufluss sample · zufluss table create trips --schema "
     "sample/trips.parquet · zufluss append trips sample/trips.parquet · zufluss count trips. "
     "Exit codes: 0 done, 1 the server refused, 2 usage, 3 no server, 4 no row for a key, "
-    "5 something does not work, 70 a defect, 130 Ctrl-C.",
+    "5 something does not work, 70 a defect, 130 Ctrl-C, 141 nobody reads the output.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -127,11 +128,11 @@ def main() -> None:
         result = app(standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as end:
-        # The end of a pipe such as `head` has what it wants.
-        sys.exit(0 if isinstance(end.__context__, BrokenPipeError) else end.code)
+        if isinstance(end.__context__, BrokenPipeError):  # typer makes it exit code 1
+            failures.end_without_reader()
+        sys.exit(end.code)
     except BrokenPipeError:
-        failures.abandon_output()
-        sys.exit(0)
+        failures.end_without_reader()
     except Exception as problem:
         failures.report(problem)
         sys.exit(failures.exit_code(problem))
