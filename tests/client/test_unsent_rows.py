@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import zufluss
@@ -27,8 +28,10 @@ from tests.waiting import WAIT_SECONDS
 from zufluss.client.connection import AsyncConnection, connect_async
 from zufluss.client.core import unsent
 from zufluss.client.sync.connection import Connection
+from zufluss.client.write.rows import RowChunk
 from zufluss.errors import (
     ErrorCode,
+    PartitionNotExistError,
     RecordTooLargeError,
     UnsentRowsError,
     UnsentRowsWarning,
@@ -364,6 +367,77 @@ async def test_an_interrupted_close_names_the_rows(cluster: FakeCluster) -> None
     assert [w.category for w in told] == [UnsentRowsWarning]
     assert "2 rows written to table fluss.t" in str(told[0].message)
     await connection.close()
+
+
+@pytest.mark.usefixtures("no_unsettled_writers")
+async def test_rows_whose_routing_is_interrupted_are_counted(
+    cluster: FakeCluster, connection: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of `asyncio.run` cancels the tasks that send rows."""
+    cluster.create("t", "id BIGINT")
+    writer = (await connection.table("t")).append()
+    waits = asyncio.Event()
+
+    async def never() -> int:
+        waits.set()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    monkeypatch.setattr(writer._sender, "new_writer_id", never)
+    for number in range(10):
+        await writer.write({"id": number})
+    sealing = asyncio.ensure_future(writer._seal_rows())
+    await waits.wait()
+    sealing.cancel()
+    await asyncio.gather(sealing, return_exceptions=True)
+    assert writer in unsent.UNSETTLED
+    with pytest.raises(UnsentRowsError, match=r"10 rows written to table fluss\.t may be missing"):
+        await writer.end(None)
+
+
+@pytest.mark.usefixtures("no_unsettled_writers")
+async def test_a_writer_that_waits_for_its_number_ends_in_time(
+    cluster: FakeCluster, connection: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create("t", "id BIGINT")
+    writer = (await connection.table("t")).append()
+
+    async def never() -> int:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    monkeypatch.setattr(writer._sender, "new_writer_id", never)
+    await writer.write({"id": 1})
+    with pytest.raises(UnsentRowsError, match=r"1 row written to table fluss\.t may be missing"):
+        await writer.end(1)
+
+
+@pytest.mark.usefixtures("no_unsettled_writers")
+async def test_rows_of_other_partitions_are_written_when_one_is_missing(
+    cluster: FakeCluster, connection: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create("t", "id BIGINT")
+    writer = (await connection.table("t")).append()
+    routed = []
+
+    async def route(partition: str | None, chunk: RowChunk) -> None:
+        if partition == "bad":
+            raise PartitionNotExistError("no partition 'bad'")
+        routed.append(partition)
+
+    def split(rows: pa.RecordBatch, _info: object) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for number, name in enumerate(("a", "bad", "b")):
+            yield name, rows.slice(number, 1)
+
+    monkeypatch.setattr(writer, "_route_partition", route)
+    monkeypatch.setattr("zufluss.client.write.writer.split_partitions", split)
+    for number in range(3):
+        await writer.write({"id": number})
+    with pytest.raises(PartitionNotExistError) as caught:
+        await writer.flush()
+    assert routed == ["a", "b"]
+    assert not hasattr(caught.value, "__notes__")  # one row: the error names it
+    await writer.close()
 
 
 @pytest.mark.usefixtures("no_unsettled_writers")

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from zufluss.client.connection import AsyncConnection, connect_patiently
 from zufluss.client.sync.loop import LoopThread
-from zufluss.config.client_options import CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET
+from zufluss.config.client_options import (
+    CLIENT_REQUEST_TIMEOUT,
+    CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET,
+)
 from zufluss.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +27,9 @@ BOOTSTRAP_SETTING: Final = "spark.zufluss.bootstrap.servers"
 
 FETCH: Final = {CLIENT_SCANNER_LOG_FETCH_MAX_BYTES_FOR_BUCKET.key: "8mb"}
 """A task reads one bucket after the other, so a fetch may be as large as one over many buckets."""
+
+PATIENCE: Final = {CLIENT_REQUEST_TIMEOUT.key: "120s"}
+"""A job outlives the restart of a server; a person at a prompt would rather know at once."""
 
 R = TypeVar("R")
 
@@ -63,7 +69,9 @@ def client(bootstrap: str, options: Mapping[str, Any]) -> Client:
     if key not in _clients:
         thread = LoopThread()
         try:
-            connection = thread.run(connect_patiently(bootstrap, **{**FETCH, **options}))
+            connection = thread.run(
+                connect_patiently(bootstrap, **{**FETCH, **PATIENCE, **options})
+            )
         except BaseException:
             thread.close()
             raise

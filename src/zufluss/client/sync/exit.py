@@ -7,9 +7,10 @@ could not be sent on stderr, and stops the loop threads.
 
 SIGTERM ends a Python process at once, unless somebody handles it. `catch_sigterm` does, and only
 if nobody else does: while there are unsent rows, SIGTERM raises `SystemExit` in the main thread,
-so that the blocks of the script are left and rows are sent; the exit code is 143. Without unsent
-rows the process dies by the signal, as it would have. A process that is killed otherwise (SIGKILL,
-`os._exit`) loses rows that no `flush` has returned for.
+so that the blocks of the script are left and rows are sent; the exit code is 143. Threads that
+still run when the time for that is over end with the process. Without unsent rows the process dies
+by the signal, as it would have. A process that is killed otherwise (SIGKILL, `os._exit`) loses rows
+that no `flush` has returned for.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import asyncio
 import atexit
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import wait
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from zufluss.client.core.unsent import LAST_FLUSH_MS, UNSETTLED, OpenWriter, warn
-from zufluss.errors import UnsentRowsError
+from zufluss.errors import UnsentRowsError, reason_of
 from zufluss.system import after_fork_in_child
 
 if TYPE_CHECKING:
@@ -41,14 +43,19 @@ THREADS: Final[set[LoopThread]] = set()
 def _at_exit() -> None:
     threads = list(THREADS)
     try:
-        ends = [thread.start(_end()) for thread in threads]
+        ends = [thread.start(_end()) for thread in threads if thread.alive]
         wait(ends, LAST_FLUSH_MS / 1000 + STOP_SECONDS)
     except (KeyboardInterrupt, SystemExit):
         pass  # a second Ctrl-C or SIGTERM: send no more
-    for writer in list(UNSETTLED):  # its loop has ended, or does not answer
-        warn(UnsentRowsError(f"{writer.unsent} were not sent; close writer and connection"))
+    _name_unsettled()
     for thread in threads:
         thread.stop(STOP_SECONDS)
+
+
+def _name_unsettled() -> None:
+    """Name the rows of writers whose loop has ended or does not answer."""
+    for writer in list(UNSETTLED):
+        warn(UnsentRowsError(f"{writer.unsent} were not sent; close writer and connection"))
 
 
 async def _end() -> None:
@@ -63,6 +70,8 @@ async def _end_writer(writer: OpenWriter) -> None:
         await writer.end(LAST_FLUSH_MS)
     except UnsentRowsError as e:
         warn(e)
+    except Exception as e:  # the rows of other writers are still sent
+        warn(UnsentRowsError(f"{writer.unsent} may be missing: {reason_of(e)}"))
 
 
 async def cancel_others() -> None:
@@ -81,9 +90,21 @@ def catch_sigterm() -> None:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    if UNSETTLED:
-        raise SystemExit(128 + number)
-    _die_of(number)
+    if not UNSETTLED:
+        _die_of(number)
+        return
+    # Python waits for threads that are no daemons, and these may write for ever.
+    limit = threading.Timer(LAST_FLUSH_MS / 1000 + 2 * STOP_SECONDS, _leave, (128 + number,))
+    limit.daemon = True
+    limit.start()
+    raise SystemExit(128 + number)
+
+
+def _leave(code: int) -> None:
+    """End the process from another thread than the main one."""
+    _name_unsettled()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _die_of(number: int) -> None:

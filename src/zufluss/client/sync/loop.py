@@ -54,9 +54,14 @@ class LoopThread:
             future.cancel()
             raise
 
+    @property
+    def alive(self) -> bool:
+        """Whether the loop runs."""
+        return self._thread.is_alive()
+
     def start(self, work: Coroutine[Any, Any, R]) -> Future[R]:
         """Start a coroutine on the loop; the future is for another thread."""
-        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+        if not self.alive or threading.current_thread() is self._thread:
             work.close()
             raise NetworkError("the connection is closed, or used from its own event loop")
         return asyncio.run_coroutine_threadsafe(work, self._loop)

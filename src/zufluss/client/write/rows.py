@@ -7,13 +7,15 @@ for `client.writer.batch-timeout`, and for `flush` and `close`. Until the loop t
 has all of them: gathered, converted, and those that do not fit their columns.
 
 The buffer is full after `ROWS_MAX` rows, or when the rows are as large as a batch. Sizes are
-estimated from every `ROWS_PER_CHECK`th row, which is also when the buffer may be found full.
+estimated from the first and every `ROWS_PER_CHECK`th row, which is also when the buffer may be
+found full.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -46,7 +48,7 @@ class UnfitRow(NamedTuple):
 
 
 class RowBuffer:
-    """Rows that were written one by one. Threads share it; every method needs `lock`."""
+    """Rows that were written one by one. Threads share it; its user holds a lock for every call."""
 
     def __init__(
         self,
@@ -62,6 +64,9 @@ class RowBuffer:
         self._bytes = 0
         self._rows: list[Mapping[str, Any]] = []
         self._delete = False
+        """Whether the last row is to be deleted."""
+        self._turns: list[int] = []
+        """Where rows to delete follow rows to write in `_rows`, or the other way round."""
         self._converted: list[RowChunk | UnfitRow] = []
         self._converted_rows = 0
 
@@ -71,30 +76,40 @@ class RowBuffer:
         return len(self._rows) + self._converted_rows
 
     def add(self, row: Mapping[str, Any], delete: bool) -> int:
-        """Add a row; returns how many rows are gathered since rows were last converted."""
-        if delete is not self._delete:
-            self.convert()
-            self._delete = delete
+        """Add a copy of a row; returns how many are gathered since rows were last converted."""
         rows = self._rows
-        rows.append(row)
+        if delete is not self._delete:
+            self._delete = delete
+            self._turns.append(len(rows))
+        rows.append(dict(row))
         return len(rows)
 
     def check(self) -> bool:
         """Whether the buffer is full; called for the first row and every `ROWS_PER_CHECK`th."""
         rows = self._rows
-        if len(rows) == 1:
-            if not self._converted_rows:
-                self.since = time.monotonic()
-            return False
-        self._bytes += ROWS_PER_CHECK * _estimated_bytes(rows[-1])
+        first = len(rows) == 1
+        if first and not self._converted_rows:
+            self.since = time.monotonic()
+        self._bytes += (1 if first else ROWS_PER_CHECK) * _estimated_bytes(rows[-1])
         return len(rows) >= ROWS_MAX or self._bytes >= self._bytes_max
 
     def convert(self) -> None:
         """Convert the gathered rows."""
-        rows, self._rows, self._bytes = self._rows, [], 0
-        if rows:
-            self._convert(rows)
-            self._converted_rows += len(rows)
+        rows, converted = self._rows, [*self._converted]
+        # After an even number of turns the kind is that of the last row.
+        delete = self._delete ^ bool(len(self._turns) % 2)
+        for begin, end in pairwise([0, *self._turns, len(rows)]):
+            if begin < end:
+                self._convert(rows[begin:end], delete, converted)
+            delete = not delete
+        # In one call: an exception of a signal comes before or after it, and no row is lost.
+        vars(self).update(
+            _rows=[],
+            _turns=[],
+            _bytes=0,
+            _converted=converted,
+            _converted_rows=self._converted_rows + len(rows),
+        )
 
     def take(self) -> tuple[int, list[RowChunk | UnfitRow]]:
         """Return all rows in order, and their number; the buffer is empty then."""
@@ -106,19 +121,22 @@ class RowBuffer:
     def clear(self) -> None:
         """Drop all rows."""
         self._converted_rows, self._bytes = 0, 0
-        self._rows, self._converted = [], []
+        self._rows, self._turns, self._converted = [], [], []
 
-    def _convert(self, rows: list[Mapping[str, Any]]) -> None:
-        """Convert rows together, or each by itself if some do not fit."""
+    def _convert(
+        self, rows: list[Mapping[str, Any]], delete: bool, converted: list[RowChunk | UnfitRow]
+    ) -> None:
+        """Convert rows together, or each half by itself if some do not fit."""
         try:
-            batch = rows_to_batch(rows, self._schema, self._columns_of(self._delete))
-            self._converted.append(RowChunk(batch, self._delete))
+            batch = rows_to_batch(rows, self._schema, self._columns_of(delete))
+            converted.append(RowChunk(batch, delete))
         except Exception as e:
-            if len(rows) > 1:
-                for row in rows:
-                    self._convert([row])
-            else:
-                self._converted.append(UnfitRow(_reason(e, rows[0])))
+            if len(rows) == 1:
+                converted.append(UnfitRow(_reason(e, rows[0])))
+                return
+            middle = len(rows) // 2
+            self._convert(rows[:middle], delete, converted)
+            self._convert(rows[middle:], delete, converted)
 
 
 def _reason(problem: Exception, row: Mapping[str, Any]) -> ZuflussError:
@@ -131,7 +149,7 @@ def _reason(problem: Exception, row: Mapping[str, Any]) -> ZuflussError:
 
 def _estimated_bytes(value: object) -> int:
     """About the bytes of a row or a value in Arrow."""
-    if isinstance(value, str | bytes):
+    if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value) + VALUE_BYTES
     if isinstance(value, Mapping):
         return sum(map(_estimated_bytes, value.values()))

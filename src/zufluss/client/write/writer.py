@@ -127,6 +127,7 @@ class BatchWriter:
         self._failure: ZuflussError | None = None
         self._failed_rows = 0
         self._closed = False
+        self._gave_up = False
         self._ended = False
         self._ending = asyncio.Lock()
         self._order = asyncio.Lock()
@@ -282,7 +283,7 @@ class BatchWriter:
         with self._rows_lock:
             self._closed = True
         try:
-            if self._sender.ended is None or self._untold:
+            if not self._gave_up and (self._sender.ended is None or self._untold):
                 await self.flush()
         except asyncio.CancelledError:
             self._interrupted()
@@ -292,8 +293,10 @@ class BatchWriter:
             for timer in (self._timer, self._rows_timer):
                 if timer is not None:
                     timer.cancel()
-            UNSETTLED.discard(self)
             await asyncio.gather(*self._background, return_exceptions=True)
+            if self._gave_up:  # these rows are named already
+                self._failure, self._failed_rows = None, 0
+            UNSETTLED.discard(self)
             await self._sender.close()
 
     async def end(self, limit_ms: int | None) -> None:
@@ -302,7 +305,8 @@ class BatchWriter:
             self._closed = True
         problem = None
         try:
-            if limit_ms is not None and self._repeatable and (self._open or self._rows.count):
+            unfinished = self._open or self._rows.count or self._rows_in_work
+            if limit_ms is not None and self._repeatable and unfinished:
                 problem = self._give_up(ZuflussError("the task has not finished; run it again"))
             else:
                 async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
@@ -330,10 +334,13 @@ class BatchWriter:
         """Send no more; returns the error that names the rows."""
         problem = UnsentRowsError(f"{self.unsent} may be missing: {cause.message}", code=cause.code)
         problem.__cause__ = cause
+        self._gave_up = True
+        self._sender.end(problem)
+        for task in self._background:
+            task.cancel()
         self._drop_open()
         self._pending.clear()
         self._failure, self._failed_rows = None, 0
-        self._sender.end(problem)
         return problem
 
     @property
@@ -350,8 +357,8 @@ class BatchWriter:
     @property
     def _unsent_rows(self) -> int:
         """Rows that are not acknowledged, those of failures that nobody was told included."""
-        sealed = sum(batch.rows for batch in self._pending)
-        waiting = sum(batch.rows for batch in self._open.values())
+        sealed = sum(batch.rows for batch in [*self._pending])
+        waiting = sum(batch.rows for batch in [*self._open.values()])
         return sealed + waiting + self._rows.count + self._rows_in_work + self._failed_rows
 
     @property
@@ -450,43 +457,73 @@ class BatchWriter:
         with self._rows_lock:
             count, chunks = self._rows.take()
             self._rows_in_work += count
-        for chunk in chunks:
-            failure: ZuflussError | None = None
-            try:
-                if isinstance(chunk, UnfitRow):
-                    raise chunk.reason
-                await self._route(chunk)
-            except ZuflussError as e:
-                failure = e
-            except Exception as e:
-                failure = ZuflussError(f"rows for table {self.info.path} failed: {reason_of(e)}")
-                failure.__cause__ = e
-            rows = 1 if isinstance(chunk, UnfitRow) else chunk.rows.num_rows
-            self._rows_in_work -= rows
-            if failure is not None:
-                self._failed(failure, rows)
+        try:
+            for chunk in chunks:
+                await self._route_gathered(chunk)
+                count -= _row_count(chunk)
+        except asyncio.CancelledError:
+            self._failed(ZuflussError("the writer was interrupted"), count)
+            raise
+        except Exception as e:
+            self._failed(self._reason(e), count)
+        finally:
+            self._rows_in_work -= count
         self._settled()
+
+    async def _route_gathered(self, chunk: RowChunk | UnfitRow) -> None:
+        """Route rows and note those that fail; raises only if no server gives a writer id."""
+        if isinstance(chunk, UnfitRow):
+            self._failed(chunk.reason, 1)
+        else:
+            await self._number()
+            left = chunk.rows.num_rows
+            try:
+                for partition, rows in split_partitions(chunk.rows, self.info):
+                    left -= rows.num_rows
+                    await self._try_partition(partition, RowChunk(rows, chunk.delete))
+            except Exception as e:  # rows that belong to no partition
+                self._failed(self._reason(e), left)
+        self._rows_in_work -= _row_count(chunk)
+
+    async def _try_partition(self, partition: str | None, chunk: RowChunk) -> None:
+        try:
+            await self._route_partition(partition, chunk)
+        except Exception as e:
+            self._failed(self._reason(e), chunk.rows.num_rows)
+
+    def _reason(self, problem: Exception) -> ZuflussError:
+        if isinstance(problem, ZuflussError):
+            return problem
+        reason = ZuflussError(f"rows for table {self.info.path} failed: {reason_of(problem)}")
+        reason.__cause__ = problem
+        return reason
 
     # -- routing -------------------------------------------------------------------------------
 
     async def _route(self, chunk: RowChunk) -> None:
+        await self._number()
+        for partition, rows in split_partitions(chunk.rows, self.info):
+            await self._route_partition(partition, RowChunk(rows, chunk.delete))
+
+    async def _number(self) -> None:
         if self._writer_id is None:
             self._writer_id = await self._sender.new_writer_id()
-        for partition, rows in split_partitions(chunk.rows, self.info):
-            try:
-                partition_id = await self._partition_id(partition, create=not chunk.delete)
-            except PartitionNotExistError:
-                if chunk.delete:
-                    continue  # a missing partition has no rows to delete
-                raise
-            assigner = self._assigners.get(partition)
-            if assigner is None:
-                assigner = self._new_assigner()
-                self._assigners[partition] = assigner
-            for piece in _slices(rows, self._options.batch_bytes * self._fan_out):
-                for bucket, part in await self._assign(assigner, piece):
-                    queue = self._queue(partition, partition_id, bucket)
-                    await self._append(queue, RowChunk(part, chunk.delete), assigner)
+
+    async def _route_partition(self, partition: str | None, chunk: RowChunk) -> None:
+        try:
+            partition_id = await self._partition_id(partition, create=not chunk.delete)
+        except PartitionNotExistError:
+            if chunk.delete:
+                return  # a missing partition has no rows to delete
+            raise
+        assigner = self._assigners.get(partition)
+        if assigner is None:
+            assigner = self._new_assigner()
+            self._assigners[partition] = assigner
+        for piece in _slices(chunk.rows, self._options.batch_bytes * self._fan_out):
+            for bucket, part in await self._assign(assigner, piece):
+                queue = self._queue(partition, partition_id, bucket)
+                await self._append(queue, RowChunk(part, chunk.delete), assigner)
 
     def _new_assigner(self) -> BucketAssigner:
         seed = None if self._identity is None else self._identity.seed
@@ -552,6 +589,8 @@ class BatchWriter:
     # -- open batches --------------------------------------------------------------------------
 
     async def _append(self, queue: BucketQueue, chunk: RowChunk, assigner: BucketAssigner) -> None:
+        if self._gave_up:
+            raise ZuflussError("the writer sends no more rows")
         memory = chunk.rows.nbytes
         if self._repeatable:
             self._make_room(memory)
@@ -634,6 +673,10 @@ class BatchWriter:
             batch.done.set_result(None)
         if not self._pending:
             self._settled()
+
+
+def _row_count(chunk: RowChunk | UnfitRow) -> int:
+    return 1 if isinstance(chunk, UnfitRow) else chunk.rows.num_rows
 
 
 def _slices(rows: pa.RecordBatch, slice_bytes: int) -> Iterator[pa.RecordBatch]:
