@@ -27,7 +27,7 @@ def test_the_lines_of_readme_work_from_a_wheel_in_an_empty_folder() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "pip install zufluss" in newcomer.README.read_text()
-    for step in ("python3 -m venv", "zufluss dev", "zufluss sample", "with zufluss.connect"):
+    for step in ("python3 -m venv", "zufluss dev", "zufluss table create", "with zufluss.connect"):
         assert step in done.stdout, done.stdout
 
 
