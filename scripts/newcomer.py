@@ -20,6 +20,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -47,6 +48,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zufl
 
 def main() -> int:
     """Walk with each version; a non-zero exit code and the output tell what failed."""
+    # In the background of a shell every process would ignore the Ctrl-C that ends a block.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     parser.add_argument("versions", nargs="*", default=[own], help=f"default: {own}")
