@@ -69,6 +69,14 @@ def test_an_index_outside_raises_as_numba_does(kernels: dict[str, Callable[..., 
         kernels["byte_at"](np.zeros(3, np.uint8), 3)
 
 
+def test_arrays_may_begin_at_any_byte(kernels: dict[str, Callable[..., Any]]) -> None:
+    """Columns of a changelog in a file do; recovery reads them."""
+    table = np.zeros(49, np.uint8)[1:].view(np.int64).reshape(2, 3)
+    assert not table.flags.aligned
+    kernels["fill"](table, 4, True)
+    assert table.tolist() == [[80, 81, 82], [81, 82, 83]]
+
+
 def test_arguments_of_other_types_are_refused(kernels: dict[str, Callable[..., Any]]) -> None:
     data, table = np.zeros(9, np.uint8), np.zeros((2, 2), np.int64)
     fixed = table.copy()

@@ -77,10 +77,11 @@ static int same_type(PyArrayObject *array, int type)
          : 0;
 }
 
+/* Arrays need no alignment, as for numba: columns in a log file begin at any byte. */
 static int fits(PyObject *given, const argument *wanted)
 {
     PyArrayObject *array = (PyArrayObject *)given;
-    int flags = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+    int flags = NPY_ARRAY_C_CONTIGUOUS;
     if (wanted->writable)
         flags |= NPY_ARRAY_WRITEABLE;
     return PyArray_Check(given) && same_type(array, wanted->type) && PyArray_ISNOTSWAPPED(array)
