@@ -27,12 +27,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
-import structlog
-
 from zufluss.errors import StorageBackpressureError
 from zufluss.system import after_fork_in_child
-
-log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -224,7 +220,9 @@ def _serve(work: _Queue) -> None:
             _run(*task)
         except BaseException:  # of a callback; the thread has to serve the others
             with suppress(MemoryError):
-                log.exception("callback_failed")
+                import structlog  # it loads asyncio, which the flush process does without
+
+                structlog.get_logger(__name__).exception("callback_failed")
         del task
 
 

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kv.kv_samples import SEGMENT, look_up, put, small_memory
+from tests.waiting import eventually
 from zufluss.errors import ConfigError
 from zufluss.kv.hot import words
 from zufluss.kv.hot.arena import AHEAD_BYTES, BLOCK_BYTES_MIN, Arena
@@ -304,10 +305,7 @@ def test_memory_is_faulted_in_before_it_is_handed_out() -> None:
     assert pages_there(arena.data[second]) == 0
     for _ in range(AHEAD_BYTES // 2 // arena.segment_bytes):
         assert arena.alloc(arena.segment_bytes) is not None
-    for thread in threading.enumerate():
-        if thread.name == "zufluss-pages":
-            thread.join()
-    assert pages_there(arena.data[second]) == 1
+    eventually(lambda: pages_there(arena.data[second]) == 1)
     assert pages_there(arena.data[4 * AHEAD_BYTES :]) == 0, "no more than is needed soon"
 
 
