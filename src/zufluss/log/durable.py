@@ -1,4 +1,4 @@
-"""Durability of a log: what of it is on stable storage, and how that is recorded.
+"""Durability of a log: which bytes are on stable storage, and how that is recorded.
 
 The half of `Log` between reading and appending. It plans the syncs of segments, of indexes and
 writer snapshots (the side files) and of directories with new names, records in the checkpoint how

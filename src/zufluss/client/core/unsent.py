@@ -1,4 +1,4 @@
-"""Rows that writers have taken and no server has acknowledged: who holds and who tells of them.
+"""Rows that writers have taken and no server has acknowledged: where they are kept and reported.
 
 No row is lost quietly. A writer is in `UNSETTLED` while it has unacknowledged rows or a failure
 that nobody was told, which keeps a writer alive that the user dropped. Its rows are sent in the

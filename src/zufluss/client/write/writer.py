@@ -356,7 +356,7 @@ class BatchWriter:
 
     @property
     def _unsent_rows(self) -> int:
-        """Rows that are not acknowledged, those of failures that nobody was told included."""
+        """Number of unacknowledged rows, including rows of failures not yet reported."""
         sealed = sum(batch.rows for batch in [*self._pending])
         waiting = sum(batch.rows for batch in [*self._open.values()])
         return sealed + waiting + self._rows.count + self._rows_in_work + self._failed_rows
