@@ -219,6 +219,7 @@ def test_empty_input_gives_no_batch() -> None:
         ({"id": 1, "nmae": "a"}, "no column 'nmae'; its columns are id, n, name"),
         (pd.DataFrame({"id": [1], 7: [1]}), "no column '7'"),
         ({"id": [1, 2], "n": 5}, "mixes columns \\(id\\) with single values"),
+        ([{"id": 1, "n": [5, 6]}], "mixes columns \\(n\\) with single values"),
         ({"id": [1, 2], "n": [5]}, "differ in length: 'id' 2, 'n' 1"),
         (pa.table([[1], [2]], names=["id", "id"]), "occurs twice"),
     ],

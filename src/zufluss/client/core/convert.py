@@ -63,10 +63,19 @@ def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in names])
 
 
-_SINGLE = frozenset(
-    {bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, type(None)}
-)
-"""Types whose values are never columns. Most rows have only these, so no schema is needed."""
+_SINGLE = frozenset({bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta})
+"""Types whose values are never columns."""
+
+
+def is_plain_row(data: Any) -> bool:
+    """Whether `data` is a row by its first value alone, as most rows are; no schema is needed.
+
+    If other values are columns, the dict fits no table, which its conversion tells.
+    """
+    if type(data) is dict:
+        for value in data.values():
+            return type(value) in _SINGLE
+    return False
 
 
 def single_row(data: Any, schema: pa.Schema) -> Mapping[str, Any] | None:
@@ -74,8 +83,9 @@ def single_row(data: Any, schema: pa.Schema) -> Mapping[str, Any] | None:
 
     None if `data` is anything else.
     """
-    if type(data) is dict and _SINGLE.issuperset(map(type, data.values())):
-        return data
+    if is_plain_row(data):
+        row: Mapping[str, Any] = data
+        return row
     if isinstance(data, Mapping):
         return None if _holds_columns(data, schema) else data
     return _object_row(data)
@@ -96,8 +106,8 @@ def _object_row(data: Any) -> Mapping[str, Any] | None:
     if is_dataclass(data) and not isinstance(data, type):
         return asdict(data)
     if isinstance(data, tuple) and hasattr(data, "_asdict"):
-        row: Mapping[str, Any] = data._asdict()
-        return row
+        values: Mapping[str, Any] = data._asdict()
+        return values
     return None
 
 
@@ -110,6 +120,8 @@ def rows_to_batch(
     """
     target = schema if only is None else chosen(schema, only)
     try:
+        if len(rows) == 1:
+            _holds_columns(rows[0], schema)
         _refuse_unknown(set().union(*rows), schema)
         return conform(_rows_batch(rows, target), target)
     except ColumnMismatchError as e:

@@ -62,31 +62,32 @@ class RowBuffer:
         self._columns_of = columns_of
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._rows: list[Mapping[str, Any]] = []
+        self.gathered: list[Mapping[str, Any]] = []
+        """Rows that are not converted yet."""
         self._delete = False
         """Whether the last row is to be deleted."""
         self._turns: list[int] = []
-        """Where rows to delete follow rows to write in `_rows`, or the other way round."""
+        """Where rows to delete follow rows to write in `gathered`, or the other way round."""
         self._converted: list[RowChunk | UnfitRow] = []
         self._converted_rows = 0
 
     @property
     def count(self) -> int:
         """Number of rows that the loop has not taken."""
-        return len(self._rows) + self._converted_rows
+        return len(self.gathered) + self._converted_rows
 
     def add(self, row: Mapping[str, Any], delete: bool) -> int:
         """Add a copy of a row; returns how many are gathered since rows were last converted."""
-        rows = self._rows
+        rows = self.gathered
         if delete is not self._delete:
             self._delete = delete
             self._turns.append(len(rows))
-        rows.append(dict(row))
+        rows.append(row.copy() if type(row) is dict else dict(row))
         return len(rows)
 
     def check(self) -> bool:
         """Whether the buffer is full; called for the first row and every `ROWS_PER_CHECK`th."""
-        rows = self._rows
+        rows = self.gathered
         first = len(rows) == 1
         if first and not self._converted_rows:
             self.since = time.monotonic()
@@ -95,7 +96,7 @@ class RowBuffer:
 
     def convert(self) -> None:
         """Convert the gathered rows."""
-        rows, converted = self._rows, [*self._converted]
+        rows, converted = self.gathered, [*self._converted]
         # After an even number of turns the kind is that of the last row.
         delete = self._delete ^ bool(len(self._turns) % 2)
         for begin, end in pairwise([0, *self._turns, len(rows)]):
@@ -104,7 +105,7 @@ class RowBuffer:
             delete = not delete
         # In one call: an exception of a signal comes before or after it, and no row is lost.
         vars(self).update(
-            _rows=[],
+            gathered=[],
             _turns=[],
             _bytes=0,
             _converted=converted,
@@ -121,7 +122,7 @@ class RowBuffer:
     def clear(self) -> None:
         """Drop all rows."""
         self._converted_rows, self._bytes = 0, 0
-        self._rows, self._turns, self._converted = [], [], []
+        self.gathered, self._turns, self._converted = [], [], []
 
     def _convert(
         self, rows: list[Mapping[str, Any]], delete: bool, converted: list[RowChunk | UnfitRow]
