@@ -115,7 +115,8 @@ def delete(
 ) -> None:
     """Delete rows of a primary-key table by their keys.
 
-    A key without a row is no error. Keys are written as for `zufluss lookup`.
+    A key without a row is no error; the command says how many keys had one. Keys are written as
+    for `zufluss lookup`.
 
     Examples:
 
@@ -142,7 +143,10 @@ def delete(
         ignored = _ignores_deletes(target)
     if ignored:
         say(f"table {name} ignores deletes (table.delete.behavior); nothing was deleted")
-    tally.report(output, name, rows, "sent {} deletes to" if ignored else "deleted {} keys from")
+    deleted = writer.deleted_rows
+    known = not ignored and deleted is not None
+    what = f"deleted {deleted} of {{}} keys from" if known else "sent {} deletes to"
+    tally.report(output, name, rows, what, deleted=deleted)
 
 
 def lookup(

@@ -113,11 +113,14 @@ class Tally:
     def __init__(self) -> None:
         self._started = time.monotonic()
 
-    def report(self, output: Output, name: TablePath, rows: int, what: str) -> None:
-        """Print the summary; `what` has the form `appended {} rows to`."""
+    def report(
+        self, output: Output, name: TablePath, rows: int, what: str, **more: int | None
+    ) -> None:
+        """Print the summary; `what` has the form `appended {} rows to`, JSON has `more`, too."""
         seconds = time.monotonic() - self._started
         if output is Output.JSON:
-            print_document({"table": str(name), "rows": rows, "seconds": round(seconds, 3)})
+            counts = {"table": str(name), "rows": rows, **more}
+            print_document({**counts, "seconds": round(seconds, 3)})
             return
         rate = f" ({rows / seconds:,.0f} rows/s)" if rows >= RATE_ROWS else ""
         say(f"{what.format(rows)} {name} in {seconds:.2f} s{rate}")

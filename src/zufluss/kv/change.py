@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zufluss.kv.merge.aggregation import Aggregation
-from zufluss.kv.merge.base import NO_ROW, Candidates, Fold, MergeEngine, Numbers
+from zufluss.kv.merge.base import DELETE, NO_ROW, Candidates, Fold, MergeEngine, Numbers
 from zufluss.kv.merge.gather import CandidateRows, NewValues, gather, new_values, number_candidates
 from zufluss.kv.merge.partial import Ids, PartialUpdate
 from zufluss.kv.table import KvTable
@@ -67,9 +67,9 @@ class PutChange:
         self._old = old
         self._values, self._schema_id = batch.rows, batch.schema_id
         self._merged_values: NewValues | None = None
-        new, stored, deletes = number_candidates(batch.rows, old)
+        new, stored, self._deletes = number_candidates(batch.rows, old)
         self._candidates = Candidates(groups.of, new, stored, None)
-        if deletes:
+        if self._deletes:
             table.check_deletes(batch.keys.take(np.flatnonzero(new == NO_ROW)))
         if isinstance(engine, Aggregation):
             self._aggregate(engine, ids)
@@ -86,6 +86,11 @@ class PutChange:
     def merged(self) -> Slices | None:
         """The new values if the engine aggregates: they may be longer than the rows sent."""
         return None if self._merged_values is None else self._merged_values.values
+
+    @property
+    def deleted_rows(self) -> int | None:
+        """The number of rows that the deletes of the batch removed; None without deletes."""
+        return int(np.count_nonzero(self.kinds == DELETE)) if self._deletes else None
 
     def new_values(self) -> NewValues:
         """Return the groups whose row changes, and their new values."""

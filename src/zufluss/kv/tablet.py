@@ -81,6 +81,8 @@ class PreparedPut(NamedTuple):
     """End of the log after the put, which is acknowledged when the log is durable up to there."""
     now_ms: int
     """Time of the put, which the log uses too."""
+    deleted_rows: int | None = None
+    """Number of rows that the put's deletes removed; None without deletes, or for a duplicate."""
 
     @property
     def keys(self) -> int:
@@ -162,7 +164,9 @@ class KvTablet:
         )  # fmt: skip
         if change.merged is not None:
             self._check_size(longest(keys) + longest(change.merged))
-        return self._apply(keys, hashes, change.new_values(), changes, now_ms, change.ids_used)
+        return self._apply(
+            keys, hashes, change.new_values(), changes, now_ms, change.ids_used, change.deleted_rows
+        )
 
     def _stored(self, keys: Slices, hashes: Positions) -> Slices:
         """Return the stored rows of keys: a put reads them all, and may log them all.
@@ -187,6 +191,7 @@ class KvTablet:
         changes: Changes,
         now_ms: int,
         ids_used: int = 0,
+        deleted_rows: int | None = None,
     ) -> PreparedPut:
         """Write the new state. A refusal for lack of memory changes nothing.
 
@@ -205,7 +210,7 @@ class KvTablet:
                 self._writers.record(*batch)
             self._count(more_rows, batch)
             self.ids.use(ids_used)
-            return PreparedPut(changes, self._next_offset, now_ms)
+            return PreparedPut(changes, self._next_offset, now_ms, deleted_rows)
         except (StorageBackpressureError, RecordTooLargeError):
             raise  # the store has changed nothing
         except BaseException as e:

@@ -100,6 +100,8 @@ class AppendablePut(NamedTuple):
     """The end of the log after the batch."""
     now_ms: int
     """The time at which the batch was prepared."""
+    deleted_rows: int | None
+    """As in `PreparedPut`."""
 
 
 class PendingPut(PendingProduce):
@@ -148,9 +150,11 @@ class PutEntry(PendingEntry):
         self.pending.refusals += 1
         return self.pending.refusals == 1
 
-    def appended(self, bucket: TableBucket, end_offset: int) -> None:
+    def appended(self, bucket: TableBucket, end_offset: int, deleted_rows: int | None) -> None:
         """The changelog of the entry is in the log, up to `end_offset`."""
-        entry = ProducedBucket(bucket.partition_id, bucket.bucket_id, end_offset)
+        entry = ProducedBucket(
+            bucket.partition_id, bucket.bucket_id, end_offset, deleted_rows=deleted_rows
+        )
         self.pending.entries[self.position] = entry
 
 
@@ -163,9 +167,9 @@ class WindowedEntry(PutEntry):
         super().__init__(pending, position)
         self._window: asyncio.Semaphore | None = window
 
-    def appended(self, bucket: TableBucket, end_offset: int) -> None:
+    def appended(self, bucket: TableBucket, end_offset: int, deleted_rows: int | None) -> None:
         """The worker is done with the entry; another one may follow."""
-        super().appended(bucket, end_offset)
+        super().appended(bucket, end_offset, deleted_rows)
         self._make_room()
 
     def failed(self, error: ZuflussError) -> None:
@@ -187,7 +191,7 @@ class ServerPut:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.outcome: asyncio.Future[None] = loop.create_future()
 
-    def appended(self, bucket: TableBucket, end_offset: int) -> None:
+    def appended(self, bucket: TableBucket, end_offset: int, deleted_rows: int | None) -> None:
         """The put is in the log."""
 
     def is_first_refusal(self) -> bool:
@@ -465,7 +469,8 @@ class PutHandler:
         bucket = replica.bucket
         try:
             end_offset = self._append(replica, outcome)
-            entry.appended(bucket, end_offset)
+            deleted_rows = outcome.deleted_rows if isinstance(outcome, AppendablePut) else None
+            entry.appended(bucket, end_offset, deleted_rows)
             if acks == ALL and end_offset > replica.log.high_watermark:
                 replica.await_append(end_offset, entry)
             else:
@@ -532,7 +537,7 @@ def _encode(prepared: PreparedPut) -> AppendablePut:
         batch = None if prepared.changes is None else prepared.changes.encode()
     except Exception as e:
         raise StateAheadError(f"the changelog of a put could not be encoded: {e!r}") from e
-    return AppendablePut(batch, prepared.end_offset, prepared.now_ms)
+    return AppendablePut(batch, prepared.end_offset, prepared.now_ms, prepared.deleted_rows)
 
 
 def _known_error(error: ZuflussError, version: int) -> ZuflussError:

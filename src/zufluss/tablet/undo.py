@@ -83,7 +83,7 @@ class UndoWrite(ServerPut):
         self.keys = 0
         """Number of keys that the put changed."""
 
-    def appended(self, bucket: TableBucket, end_offset: int) -> None:
+    def appended(self, bucket: TableBucket, end_offset: int, deleted_rows: int | None) -> None:
         """The put is in the log, up to `end_offset`."""
         self.end_offset = end_offset
 

@@ -56,6 +56,41 @@ def test_rows_are_upserted_and_deleted_in_every_form(conn: Connection, data: Any
     assert table.lookup([1, 2], missing="drop").num_rows == 0
 
 
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"table.changelog.image": "wal"},
+        {
+            "table.merge-engine": "aggregation",
+            "table.merge-engine.aggregation.default-function": "last_value",
+        },
+        {"table.merge-engine": "versioned", "table.merge-engine.versioned.ver-column": "age"},
+    ],
+    ids=lambda properties: ",".join(properties.values()) or "plain",
+)
+def test_a_writer_counts_the_rows_that_its_deletes_removed(
+    conn: Connection, properties: dict[str, str]
+) -> None:
+    ignored = properties.get("table.merge-engine") == "versioned"
+    table = create_table(
+        conn,
+        PEOPLE,
+        bucket_count=3,
+        properties=properties | {"table.delete.behavior": "ignore" if ignored else "allow"},
+    )
+    with table.upsert() as writer:
+        writer.write({"id": [*range(10)], "name": ["a"] * 10, "age": [*range(10)]})
+        assert writer.deleted_rows == 0
+        writer.delete({"id": [1, 2, 2, 77]})
+        writer.delete({"id": 3})
+        writer.write({"id": 3, "name": "again", "age": 99})
+        writer.flush()
+        assert writer.deleted_rows == (0 if ignored else 3)
+        writer.delete({"id": [3, 1]})
+    assert writer.deleted_rows == (0 if ignored else 4)
+
+
 def test_a_stream_and_single_rows_are_upserted(conn: Connection) -> None:
     table = create_table(conn, PEOPLE, bucket_count=2)
     batches = [pa.record_batch({"id": [i], "age": [i]}) for i in range(3)]

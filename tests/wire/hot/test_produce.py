@@ -265,7 +265,7 @@ def test_a_produce_request_is_what_protobuf_would_write(acks, table_id, timeout_
 
 TEXT = st.none() | st.text(max_size=20)
 produced_buckets = st.builds(
-    ProducedBucket, st.none() | INT64, INT32, st.none() | INT64, INT32, TEXT
+    ProducedBucket, st.none() | INT64, INT32, st.none() | INT64, INT32, TEXT, st.none()
 )
 
 
@@ -303,6 +303,14 @@ def test_produce_responses_decode_to_what_was_put_in(buckets: list[ProducedBucke
         for entry in message.buckets_resp
     ]
     assert read == buckets
+
+
+@given(st.none() | st.integers(0, 2**31 - 1))
+def test_an_answer_to_a_put_tells_how_many_rows_its_deletes_removed(deleted: int | None) -> None:
+    body = produce_response([ProducedBucket(None, 1, 7, deleted_rows=deleted)])
+    (entry,) = decode(m.PutKvResponse, body).buckets_resp
+    assert optional(entry, "deleted_rows") == deleted
+    assert (entry.bucket_id, entry.log_end_offset) == (1, 7)
 
 
 def test_a_response_about_no_bucket_is_empty() -> None:

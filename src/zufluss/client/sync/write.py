@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from zufluss.client.core.convert import is_stream, single_row
+from zufluss.client.core.convert import is_plain_row, is_stream, single_row
 from zufluss.client.producer.exactly_once import (
     AsyncExactlyOnceWriter,
     AsyncTaskUpsertWriter,
@@ -33,21 +33,28 @@ class _Writer(BlockFacade[W]):
     """What the writers have in common."""
 
     def write(self, data: Any) -> None:
-        self._take_over(data, delete=False)
+        if not is_plain_row(data):
+            self._take_over(data, delete=False)
+        elif self._twin.add_row(data):
+            self._take_rows()
 
     def _take_over(self, data: Any, *, delete: bool) -> None:
         """Convert in this thread, then hand the batches to the loop."""
         row = single_row(data, self._twin.arrow)
         if row is not None:
-            if self._twin.add_row(row, delete=delete):
-                self._twin.convert_rows()
-                self._thread.run(self._twin.take_rows())
+            if self._twin.add_row(row, delete):
+                self._take_rows()
         elif is_stream(data):
             for item in data:
                 self._take_over(item, delete=delete)
         else:
             for batch in self._twin.convert(data, delete=delete):
                 self._thread.run(self._twin.write_batches([batch], delete=delete))
+
+    def _take_rows(self) -> None:
+        """Convert the gathered rows in this thread, then hand them to the loop."""
+        self._twin.convert_rows()
+        self._thread.run(self._twin.take_rows())
 
     flush = waits(BatchWriter.flush)
 
@@ -71,6 +78,10 @@ class _DeletingWriter(_Writer[U]):
     def delete(self, data: Any) -> None:
         self._twin.check_deletes()
         self._take_over(data, delete=True)
+
+    @property
+    def deleted_rows(self) -> int | None:
+        return self._twin.deleted_rows
 
 
 class UpsertWriter(_DeletingWriter[AsyncUpsertWriter]):

@@ -100,13 +100,17 @@ class PendingBatch:
     memory: int
     """Bytes that the batch takes from the writer's budget."""
     rows: int
-    """Number of rows written to the batch."""
+    """Number of rows written to the batch, deletes included."""
+    deletes: int
+    """Number of deletes among them."""
     encoded: SendableBatch | None = None
     """The encoded batch; None while a thread encodes it."""
     in_flight: bool = False
     """True while the batch is sent and not answered."""
     attempts: int = 0
     """Number of times the batch was sent."""
+    deleted_rows: int | None = None
+    """The number of rows that the deletes of the batch removed, if the answer has it."""
     unanswered: bool = False
     """True if an attempt got no answer, so the server may have written the batch."""
 
@@ -195,12 +199,12 @@ class Sender:
                 failure = e
             await backoff.pause(failure)
 
-    def add(self, queue: BucketQueue, memory: int, rows: int) -> PendingBatch:
+    def add(self, queue: BucketQueue, memory: int, rows: int, deletes: int = 0) -> PendingBatch:
         """Queue a new batch with its sequence; it is sent once `encoded` was called."""
         sequence = queue.next_sequence if self._options.idempotent else NO_SEQUENCE
         queue.next_sequence = (queue.next_sequence + 1) & _SEQUENCE_MASK
         deadline = self._loop.time() + self._options.delivery_timeout_ms / 1000
-        batch = PendingBatch(self._loop.create_future(), deadline, sequence, memory, rows)
+        batch = PendingBatch(self._loop.create_future(), deadline, sequence, memory, rows, deletes)
         queue.batches.append(batch)
         return batch
 
@@ -310,6 +314,8 @@ class Sender:
         for queue, batch in items:
             result = results.get((queue.bucket.partition_id, queue.bucket.bucket_id))
             queue.pressure = min(max(getattr(result, "pressure", 0.0), 0.0), 1.0)
+            if batch.deletes and result is not None and result.HasField("deleted_rows"):
+                batch.deleted_rows = result.deleted_rows
             name = self._connection.metadata.name_of
             self._settle([(queue, batch)], _outcome(result, queue.bucket, name))
 

@@ -118,6 +118,19 @@ class AsyncUpsertWriter(BatchWriter):
         self.check_deletes()
         await self._take_over(data, delete=True)
 
+    @property
+    def deleted_rows(self) -> int | None:
+        """The number of rows that the acknowledged deletes removed; complete after `flush`.
+
+        None if a server did not tell: it is an Apache Fluss server, or a delete was sent twice.
+
+        >>> await writer.delete({"id": [1, 2]})  # doctest: +SKIP
+        >>> await writer.flush()  # doctest: +SKIP
+        >>> writer.deleted_rows  # doctest: +SKIP
+        1
+        """
+        return self._deleted_rows
+
     def check_deletes(self) -> None:
         """Raise if this writer has no deletes (`pre_aggregate`)."""
         if self._pre_aggregates:

@@ -126,6 +126,7 @@ class BatchWriter:
         self._writer_id: int | None = writer_id
         self._failure: ZuflussError | None = None
         self._failed_rows = 0
+        self._deleted_rows: int | None = 0
         self._closed = False
         self._gave_up = False
         self._ended = False
@@ -185,7 +186,7 @@ class BatchWriter:
     async def _take_over(self, data: Any, *, delete: bool) -> None:
         row = single_row(data, self.arrow)
         if row is not None:
-            if self.add_row(row, delete=delete):
+            if self.add_row(row, delete):
                 await self.take_rows()
         elif isinstance(data, AsyncIterable):
             async for item in data:
@@ -211,10 +212,15 @@ class BatchWriter:
             for batch in batches:
                 await self._route(RowChunk(batch, delete))
 
-    def add_row(self, row: Mapping[str, Any], *, delete: bool = False) -> bool:
-        """Gather one row; returns True when `take_rows` is due. Any thread may call this."""
+    def add_row(self, row: Mapping[str, Any], delete: bool = False) -> bool:
+        """Gather one row; returns True when `take_rows` is due. Any thread may call this.
+
+        A failure of earlier rows is raised by the first row that is gathered, and every
+        `ROWS_PER_CHECK`th.
+        """
         with self._rows_lock:
-            self._check()
+            if self._closed or len(self._rows.gathered) % ROWS_PER_CHECK == 0:
+                self._check()
             gathered = self._rows.add(row, delete)
             if gathered % ROWS_PER_CHECK and gathered > 1:
                 return False
@@ -640,7 +646,8 @@ class BatchWriter:
         """Close the open batch of a bucket and encode it in a thread."""
         rows = self._open.pop(queue)
         self._open_bytes -= rows.memory
-        batch = self._sender.add(queue, rows.memory, rows.rows)
+        deletes = sum(chunk.rows.num_rows for chunk in rows.chunks if chunk.delete)
+        batch = self._sender.add(queue, rows.memory, rows.rows, deletes)
         self._pending.add(batch)
         encoding = self._connection.in_thread(
             functools.partial(self.encode, rows.chunks, queue.writer_id, batch.sequence)
@@ -667,12 +674,21 @@ class BatchWriter:
         waited_for = batch in self._pending
         self._pending.discard(batch)
         self._budget.give(batch.memory)
+        if failure is None and batch.deletes:
+            self._count_deleted(batch.deleted_rows)
         if failure is not None and waited_for:
             self._failed(failure, batch.rows)
         if not batch.done.done():
             batch.done.set_result(None)
         if not self._pending:
             self._settled()
+
+    def _count_deleted(self, rows: int | None) -> None:
+        """Add the rows that the deletes of a batch removed; the sum is unknown once one is."""
+        if rows is None or self._deleted_rows is None:
+            self._deleted_rows = None
+        else:
+            self._deleted_rows += rows
 
 
 def _row_count(chunk: RowChunk | UnfitRow) -> int:

@@ -7,6 +7,10 @@
 | timeout_ms  int32    | 3     |                       |       | error_code    int32       | 3     |
 | buckets_req repeated | 4     |                       |       | error_message string      | 4     |
 |                      |       |                       |       | base_offset   int64       | 5     |
+|                      |       |                       |       | deleted_rows  int32       | 1000  |
+
+Answers to PUT_KV have the same fields, but call `base_offset` `log_end_offset`; only they have
+`deleted_rows`.
 
 Clients write the fields in number order and integers in their shortest form, so `scan_produce`
 matches exactly that shape with one regular expression (C speed, no copy). Every other shape goes to
@@ -84,6 +88,8 @@ class ProducedBucket(NamedTuple):
     """0 when the records were appended."""
     error_message: str | None = None
     """Why the records were not appended."""
+    deleted_rows: int | None = None
+    """The number of rows that the deletes of a put removed; None without deletes."""
 
 
 # ---- The request: usual shape
@@ -181,6 +187,8 @@ def scan_produce_any(view: memoryview, start: int, end: int) -> ProduceScan:
 # ---- The response
 
 
+_DELETED_ROWS: Final = encode_varint(1000 << 3)
+"""The tag of `deleted_rows`."""
 _MORE: Final = [bytes((value | 0x80,)) for value in range(0x80)]
 """Seven bits of a varint that continues."""
 
@@ -208,5 +216,7 @@ def produce_response(buckets: Iterable[ProducedBucket]) -> bytes:
         entry += failure_fields(bucket.error_code, bucket.error_message)
         if bucket.base_offset is not None:
             entry += b"\x28" + encode_varint(bucket.base_offset)
+        if bucket.deleted_rows is not None:
+            entry += _DELETED_ROWS + encode_varint(bucket.deleted_rows)
         body += b"\x0a" + encode_varint(len(entry)) + entry
     return bytes(body)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bzufluss/wire/proto/kv.proto\x12\x0czufluss.wire\"\xa8\x01\n\x0cPutKvRequest\x12\x0c\n\x04\x61\x63ks\x18\x01 \x02(\x05\x12\x10\n\x08table_id\x18\x02 \x02(\x03\x12\x12\n\ntimeout_ms\x18\x03 \x02(\x05\x12\x1a\n\x0etarget_columns\x18\x04 \x03(\x05\x42\x02\x10\x01\x12\x36\n\x0b\x62uckets_req\x18\x05 \x03(\x0b\x32!.zufluss.wire.PbPutKvReqForBucket\x12\x10\n\x08\x61gg_mode\x18\x06 \x01(\x05\"O\n\x13PbPutKvReqForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x0f\n\x07records\x18\x03 \x02(\x0c\"I\n\rPutKvResponse\x12\x38\n\x0c\x62uckets_resp\x18\x01 \x03(\x0b\x32\".zufluss.wire.PbPutKvRespForBucket\"\xb5\x01\n\x14PbPutKvRespForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x12\n\nerror_code\x18\x03 \x01(\x05\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x16\n\x0elog_end_offset\x18\x05 \x01(\x03\x12\x10\n\x08pressure\x18\x06 \x01(\x02\x12\x1f\n\x17original_partition_name\x18\x07 \x01(\t\"\x9a\x01\n\rLookupRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x37\n\x0b\x62uckets_req\x18\x02 \x03(\x0b\x32\".zufluss.wire.PbLookupReqForBucket\x12\x1c\n\x14insert_if_not_exists\x18\x03 \x01(\x08\x12\x0c\n\x04\x61\x63ks\x18\x04 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x05 \x01(\x05\"n\n\x14PbLookupReqForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x1f\n\x17original_partition_name\x18\x04 \x01(\t\"K\n\x0eLookupResponse\x12\x39\n\x0c\x62uckets_resp\x18\x01 \x03(\x0b\x32#.zufluss.wire.PbLookupRespForBucket\"\xb3\x01\n\x15PbLookupRespForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x12\n\nerror_code\x18\x03 \x01(\x05\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12%\n\x06values\x18\x05 \x03(\x0b\x32\x15.zufluss.wire.PbValue\x12\x1f\n\x17original_partition_name\x18\x06 \x01(\t\"\x19\n\x07PbValue\x12\x0e\n\x06values\x18\x01 \x01(\x0c\"f\n\x13PrefixLookupRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12=\n\x0b\x62uckets_req\x18\x02 \x03(\x0b\x32(.zufluss.wire.PbPrefixLookupReqForBucket\"S\n\x1aPbPrefixLookupReqForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\"W\n\x14PrefixLookupResponse\x12?\n\x0c\x62uckets_resp\x18\x01 \x03(\x0b\x32).zufluss.wire.PbPrefixLookupRespForBucket\"\xa1\x01\n\x1bPbPrefixLookupRespForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x12\n\nerror_code\x18\x03 \x01(\x05\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12.\n\x0bvalue_lists\x18\x05 \x03(\x0b\x32\x19.zufluss.wire.PbValueList\"\x1d\n\x0bPbValueList\x12\x0e\n\x06values\x18\x01 \x03(\x0c\"\xa4\x01\n\rScanKvRequest\x12\x12\n\nscanner_id\x18\x01 \x01(\x0c\x12\x39\n\x0f\x62ucket_scan_req\x18\x02 \x01(\x0b\x32 .zufluss.wire.PbScanReqForBucket\x12\x13\n\x0b\x63\x61ll_seq_id\x18\x03 \x01(\x05\x12\x18\n\x10\x62\x61tch_size_bytes\x18\x04 \x01(\x05\x12\x15\n\rclose_scanner\x18\x05 \x01(\x08\"^\n\x12PbScanReqForBucket\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\r\n\x05limit\x18\x04 \x01(\x03\"\x8e\x01\n\x0eScanKvResponse\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x12\n\nscanner_id\x18\x03 \x01(\x0c\x12\x18\n\x10has_more_results\x18\x04 \x01(\x08\x12\x0f\n\x07records\x18\x05 \x01(\x0c\x12\x12\n\nlog_offset\x18\x06 \x01(\x03')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bzufluss/wire/proto/kv.proto\x12\x0czufluss.wire\"\xa8\x01\n\x0cPutKvRequest\x12\x0c\n\x04\x61\x63ks\x18\x01 \x02(\x05\x12\x10\n\x08table_id\x18\x02 \x02(\x03\x12\x12\n\ntimeout_ms\x18\x03 \x02(\x05\x12\x1a\n\x0etarget_columns\x18\x04 \x03(\x05\x42\x02\x10\x01\x12\x36\n\x0b\x62uckets_req\x18\x05 \x03(\x0b\x32!.zufluss.wire.PbPutKvReqForBucket\x12\x10\n\x08\x61gg_mode\x18\x06 \x01(\x05\"O\n\x13PbPutKvReqForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x0f\n\x07records\x18\x03 \x02(\x0c\"I\n\rPutKvResponse\x12\x38\n\x0c\x62uckets_resp\x18\x01 \x03(\x0b\x32\".zufluss.wire.PbPutKvRespForBucket\"\xcc\x01\n\x14PbPutKvRespForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x12\n\nerror_code\x18\x03 \x01(\x05\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x16\n\x0elog_end_offset\x18\x05 \x01(\x03\x12\x10\n\x08pressure\x18\x06 \x01(\x02\x12\x1f\n\x17original_partition_name\x18\x07 \x01(\t\x12\x15\n\x0c\x64\x65leted_rows\x18\xe8\x07 \x01(\x05\"\x9a\x01\n\rLookupRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x37\n\x0b\x62uckets_req\x18\x02 \x03(\x0b\x32\".zufluss.wire.PbLookupReqForBucket\x12\x1c\n\x14insert_if_not_exists\x18\x03 \x01(\x08\x12\x0c\n\x04\x61\x63ks\x18\x04 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x05 \x01(\x05\"n\n\x14PbLookupReqForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\x12\x1f\n\x17original_partition_name\x18\x04 \x01(\t\"K\n\x0eLookupResponse\x12\x39\n\x0c\x62uckets_resp\x18\x01 \x03(\x0b\x32#.zufluss.wire.PbLookupRespForBucket\"\xb3\x01\n\x15PbLookupRespForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x12\n\nerror_code\x18\x03 \x01(\x05\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12%\n\x06values\x18\x05 \x03(\x0b\x32\x15.zufluss.wire.PbValue\x12\x1f\n\x17original_partition_name\x18\x06 \x01(\t\"\x19\n\x07PbValue\x12\x0e\n\x06values\x18\x01 \x01(\x0c\"f\n\x13PrefixLookupRequest\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12=\n\x0b\x62uckets_req\x18\x02 \x03(\x0b\x32(.zufluss.wire.PbPrefixLookupReqForBucket\"S\n\x1aPbPrefixLookupReqForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\"W\n\x14PrefixLookupResponse\x12?\n\x0c\x62uckets_resp\x18\x01 \x03(\x0b\x32).zufluss.wire.PbPrefixLookupRespForBucket\"\xa1\x01\n\x1bPbPrefixLookupRespForBucket\x12\x14\n\x0cpartition_id\x18\x01 \x01(\x03\x12\x11\n\tbucket_id\x18\x02 \x02(\x05\x12\x12\n\nerror_code\x18\x03 \x01(\x05\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12.\n\x0bvalue_lists\x18\x05 \x03(\x0b\x32\x19.zufluss.wire.PbValueList\"\x1d\n\x0bPbValueList\x12\x0e\n\x06values\x18\x01 \x03(\x0c\"\xa4\x01\n\rScanKvRequest\x12\x12\n\nscanner_id\x18\x01 \x01(\x0c\x12\x39\n\x0f\x62ucket_scan_req\x18\x02 \x01(\x0b\x32 .zufluss.wire.PbScanReqForBucket\x12\x13\n\x0b\x63\x61ll_seq_id\x18\x03 \x01(\x05\x12\x18\n\x10\x62\x61tch_size_bytes\x18\x04 \x01(\x05\x12\x15\n\rclose_scanner\x18\x05 \x01(\x08\"^\n\x12PbScanReqForBucket\x12\x10\n\x08table_id\x18\x01 \x02(\x03\x12\x14\n\x0cpartition_id\x18\x02 \x01(\x03\x12\x11\n\tbucket_id\x18\x03 \x02(\x05\x12\r\n\x05limit\x18\x04 \x01(\x03\"\x8e\x01\n\x0eScanKvResponse\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x12\n\nscanner_id\x18\x03 \x01(\x0c\x12\x18\n\x10has_more_results\x18\x04 \x01(\x08\x12\x0f\n\x07records\x18\x05 \x01(\x0c\x12\x12\n\nlog_offset\x18\x06 \x01(\x03')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,31 +40,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTKVRESPONSE']._serialized_start=297
   _globals['_PUTKVRESPONSE']._serialized_end=370
   _globals['_PBPUTKVRESPFORBUCKET']._serialized_start=373
-  _globals['_PBPUTKVRESPFORBUCKET']._serialized_end=554
-  _globals['_LOOKUPREQUEST']._serialized_start=557
-  _globals['_LOOKUPREQUEST']._serialized_end=711
-  _globals['_PBLOOKUPREQFORBUCKET']._serialized_start=713
-  _globals['_PBLOOKUPREQFORBUCKET']._serialized_end=823
-  _globals['_LOOKUPRESPONSE']._serialized_start=825
-  _globals['_LOOKUPRESPONSE']._serialized_end=900
-  _globals['_PBLOOKUPRESPFORBUCKET']._serialized_start=903
-  _globals['_PBLOOKUPRESPFORBUCKET']._serialized_end=1082
-  _globals['_PBVALUE']._serialized_start=1084
-  _globals['_PBVALUE']._serialized_end=1109
-  _globals['_PREFIXLOOKUPREQUEST']._serialized_start=1111
-  _globals['_PREFIXLOOKUPREQUEST']._serialized_end=1213
-  _globals['_PBPREFIXLOOKUPREQFORBUCKET']._serialized_start=1215
-  _globals['_PBPREFIXLOOKUPREQFORBUCKET']._serialized_end=1298
-  _globals['_PREFIXLOOKUPRESPONSE']._serialized_start=1300
-  _globals['_PREFIXLOOKUPRESPONSE']._serialized_end=1387
-  _globals['_PBPREFIXLOOKUPRESPFORBUCKET']._serialized_start=1390
-  _globals['_PBPREFIXLOOKUPRESPFORBUCKET']._serialized_end=1551
-  _globals['_PBVALUELIST']._serialized_start=1553
-  _globals['_PBVALUELIST']._serialized_end=1582
-  _globals['_SCANKVREQUEST']._serialized_start=1585
-  _globals['_SCANKVREQUEST']._serialized_end=1749
-  _globals['_PBSCANREQFORBUCKET']._serialized_start=1751
-  _globals['_PBSCANREQFORBUCKET']._serialized_end=1845
-  _globals['_SCANKVRESPONSE']._serialized_start=1848
-  _globals['_SCANKVRESPONSE']._serialized_end=1990
+  _globals['_PBPUTKVRESPFORBUCKET']._serialized_end=577
+  _globals['_LOOKUPREQUEST']._serialized_start=580
+  _globals['_LOOKUPREQUEST']._serialized_end=734
+  _globals['_PBLOOKUPREQFORBUCKET']._serialized_start=736
+  _globals['_PBLOOKUPREQFORBUCKET']._serialized_end=846
+  _globals['_LOOKUPRESPONSE']._serialized_start=848
+  _globals['_LOOKUPRESPONSE']._serialized_end=923
+  _globals['_PBLOOKUPRESPFORBUCKET']._serialized_start=926
+  _globals['_PBLOOKUPRESPFORBUCKET']._serialized_end=1105
+  _globals['_PBVALUE']._serialized_start=1107
+  _globals['_PBVALUE']._serialized_end=1132
+  _globals['_PREFIXLOOKUPREQUEST']._serialized_start=1134
+  _globals['_PREFIXLOOKUPREQUEST']._serialized_end=1236
+  _globals['_PBPREFIXLOOKUPREQFORBUCKET']._serialized_start=1238
+  _globals['_PBPREFIXLOOKUPREQFORBUCKET']._serialized_end=1321
+  _globals['_PREFIXLOOKUPRESPONSE']._serialized_start=1323
+  _globals['_PREFIXLOOKUPRESPONSE']._serialized_end=1410
+  _globals['_PBPREFIXLOOKUPRESPFORBUCKET']._serialized_start=1413
+  _globals['_PBPREFIXLOOKUPRESPFORBUCKET']._serialized_end=1574
+  _globals['_PBVALUELIST']._serialized_start=1576
+  _globals['_PBVALUELIST']._serialized_end=1605
+  _globals['_SCANKVREQUEST']._serialized_start=1608
+  _globals['_SCANKVREQUEST']._serialized_end=1772
+  _globals['_PBSCANREQFORBUCKET']._serialized_start=1774
+  _globals['_PBSCANREQFORBUCKET']._serialized_end=1868
+  _globals['_SCANKVRESPONSE']._serialized_start=1871
+  _globals['_SCANKVRESPONSE']._serialized_end=2013
 # @@protoc_insertion_point(module_scope)

@@ -122,6 +122,7 @@ class PbPutKvRespForBucket(_message.Message):
     LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
     PRESSURE_FIELD_NUMBER: _builtins.int
     ORIGINAL_PARTITION_NAME_FIELD_NUMBER: _builtins.int
+    DELETED_ROWS_FIELD_NUMBER: _builtins.int
     partition_id: _builtins.int
     bucket_id: _builtins.int
     error_code: _builtins.int
@@ -130,6 +131,8 @@ class PbPutKvRespForBucket(_message.Message):
     pressure: _builtins.float
     original_partition_name: _builtins.str
     """sent by newer peers; may be absent"""
+    deleted_rows: _builtins.int
+    """ours: rows that the deletes of the batch removed; absent without deletes"""
     def __init__(
         self,
         *,
@@ -140,10 +143,11 @@ class PbPutKvRespForBucket(_message.Message):
         log_end_offset: _builtins.int | None = ...,
         pressure: _builtins.float | None = ...,
         original_partition_name: _builtins.str | None = ...,
+        deleted_rows: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "error_code", b"error_code", "error_message", b"error_message", "log_end_offset", b"log_end_offset", "original_partition_name", b"original_partition_name", "partition_id", b"partition_id", "pressure", b"pressure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "deleted_rows", b"deleted_rows", "error_code", b"error_code", "error_message", b"error_message", "log_end_offset", b"log_end_offset", "original_partition_name", b"original_partition_name", "partition_id", b"partition_id", "pressure", b"pressure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "error_code", b"error_code", "error_message", b"error_message", "log_end_offset", b"log_end_offset", "original_partition_name", b"original_partition_name", "partition_id", b"partition_id", "pressure", b"pressure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_id", b"bucket_id", "deleted_rows", b"deleted_rows", "error_code", b"error_code", "error_message", b"error_message", "log_end_offset", b"log_end_offset", "original_partition_name", b"original_partition_name", "partition_id", b"partition_id", "pressure", b"pressure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
