@@ -200,8 +200,8 @@ class WriterState:
                 " is next"
             )
         raise OutOfOrderSequenceError(
-            f"batch sequence {sequence} of writer {writer_id}: {known}; "
-            "batches between were lost, get a new writer id to go on"
+            f"batch sequence {sequence} of writer {writer_id}: {known}; if the batches between "
+            "were refused, send them again first; if they are lost, go on with a new writer id"
         )
 
     def record(
