@@ -175,6 +175,9 @@ class Connection:
         self._answer(request_id, body)
         self.done()
 
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        self.closing = self.closing or task.exception() is not None
+
     def stop_requests(self) -> None:
         """The test sends nothing meanwhile."""
 

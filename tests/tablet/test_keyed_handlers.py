@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -106,6 +107,26 @@ async def test_each_bucket_of_a_lookup_has_its_own_answer(keyed: Parts) -> None:
     await put_rows(put, (1, "one"))
     unknown = ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
     assert await look_up(keyed.lookup_handler(put), 1, buckets=2) == [[(1, "one")], unknown]
+
+
+async def test_a_lookup_without_memory_to_begin_costs_its_client_the_connection(
+    keyed: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an answer the client would wait for its timeout, and the bytes stay counted."""
+
+    async def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    await keyed.open()
+    handler, connection = keyed.lookup_handler(keyed.put_handler()), Connection()
+    request = lookup_request(TABLE, [CODEC.key((1,))])
+    request.buckets_req.add(bucket_id=1)
+    with monkeypatch.context() as shortage:
+        shortage.setattr(LookupHandler, "_answer", no_memory)
+        connection.send(handler.handle, request)
+        while not connection.closing:
+            await asyncio.sleep(0)
+    assert handler._pending_bytes == 0
 
 
 async def test_a_lookup_that_inserts_answers_the_new_row(keyed: Parts) -> None:

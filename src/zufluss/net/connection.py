@@ -495,7 +495,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self.inflight == self._inflight_max:
             self._pause()
         context = RequestContext(self.principal, self.listener.name, version, self.peer, self)
-        self.server.spawn(self._answer(handler, request, context, request_id))
+        self.server.spawn(self._answer(handler, request, context, request_id), self.task_ended)
 
     async def _answer(
         self, handler: Handler, request: Any, context: RequestContext, request_id: int
@@ -517,6 +517,13 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.respond_error(request_id, refusal.code, refusal.message)
         finally:
             self.done()
+
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        """End the connection if the task of a request failed: the client has got no answer."""
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None:
+            log.error("request_lost", peer=self.peer, exc_info=problem)
+            self.abort()
 
     def _authenticate(self, request_id: int, body: memoryview) -> None:
         request = decode(m.AuthenticateRequest, body)

@@ -116,9 +116,10 @@ class NetServer:
             c.inflight or c._out or c.transport.get_write_buffer_size() for c in self.connections
         )
 
-    def spawn(self, coroutine: Any) -> None:
-        """Run a handler beside the connection."""
+    def spawn(self, coroutine: Any, ended: Callable[[asyncio.Task[None]], None]) -> None:
+        """Run a handler beside the connection; `ended` gets the task when it has ended."""
         task = self.loop.create_task(coroutine)
+        task.add_done_callback(ended)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -12,6 +12,7 @@ one that was acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -133,10 +134,15 @@ class LookupHandler:
         request = decode(m.LookupRequest, view[start:end])
         _check_counts(request)
         self._pending_bytes += size
-        self._tasks.spawn(self._answer(connection, request_id, request, size))
+        answer = self._answer(connection, request_id, request)
+        self._tasks.answer(connection, answer, partial(self._release, size))
+
+    def _release(self, size: int) -> None:
+        """A lookup of this size is not pending any more."""
+        self._pending_bytes -= size
 
     async def _answer(
-        self, connection: ServerConnection, request_id: int, request: m.LookupRequest, size: int
+        self, connection: ServerConnection, request_id: int, request: m.LookupRequest
     ) -> None:
         """Answer a lookup of several buckets, of rows that are not in memory, or that inserts."""
         try:
@@ -152,7 +158,6 @@ class LookupHandler:
             refusal = refusal_of(e)
             connection.respond_error(request_id, refusal.code, refusal.message)
         finally:
-            self._pending_bytes -= size
             connection.done()
 
     async def _look_up(self, request: m.LookupRequest, room: int) -> list[Buffer]:

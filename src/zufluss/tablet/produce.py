@@ -43,6 +43,7 @@ from zufluss.record.batch.check import CheckedBatch, ContentCheck, LaterChecks
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import BucketKey, Buckets, TableState
 from zufluss.tablet.durability import Durability
+from zufluss.tablet.refusals import RefusalLog
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.threads import Threads
 from zufluss.wire.hot.buckets import BucketScan
@@ -252,6 +253,7 @@ class ProduceHandler:
         self.pending: set[PendingProduce] = set()
         self._checkers = Threads(1, "zufluss-check")
         self._later_bytes = 0
+        self._refusals = RefusalLog()
         self._gathered: dict[Replica, AppendBuffer] = {}
         self._last: TableState | None = None
         """The table of the last request, which is usually that of the next one."""
@@ -339,9 +341,15 @@ class ProduceHandler:
                 f"{LATER_BYTES_MAX} are allowed; try again after a pause"
             )
         body = received.copy()
+
+        def handled() -> None:
+            self._later_bytes -= size
+            connection.go_on()
+
         self._later_bytes += size
         connection.stop_requests()
-        self._tasks.spawn(self._later(connection, request_id, scan, entries, body))
+        later = self._later(connection, request_id, scan, entries, body)
+        self._tasks.answer(connection, later, handled)
 
     async def _later(
         self,
@@ -371,9 +379,6 @@ class ProduceHandler:
             connection.done()
         else:
             await self._write_later(connection, request_id, scan, checked, memoryview(body))
-        finally:
-            self._later_bytes -= len(body)
-            connection.go_on()
 
     async def _write_later(
         self,
@@ -403,11 +408,9 @@ class ProduceHandler:
         pace = connection.pace
         pending = PendingProduce(self, connection, request_id, 0.0)
         pending.waiting = {_UNFINISHED}
-        refused = False
         for position, entry in enumerate(checked):
             await pace.pause()
-            produced, wait = self._append_entry(scan, entry, view, quiet=refused)
-            refused = refused or produced.base_offset is None
+            produced, wait = self._append_entry(scan, entry, view)
             pending.entries.append(produced)
             if wait is not None:
                 pending.waiting.add(position)
@@ -578,10 +581,8 @@ class ProduceHandler:
     ) -> None:
         entries: list[ProducedBucket] = []
         waits: list[tuple[int, Replica, int]] = []
-        refused = False
         for entry in checked:
-            produced, wait = self._append_entry(scan, entry, view, quiet=refused)
-            refused = refused or produced.base_offset is None
+            produced, wait = self._append_entry(scan, entry, view)
             if wait is not None:
                 waits.append((len(entries), *wait))
             entries.append(produced)
@@ -595,7 +596,7 @@ class ProduceHandler:
             replica.await_append(end_offset, PendingEntry(pending, position))
 
     def _append_entry(
-        self, scan: ProduceScan, entry: CheckedEntry, view: memoryview, *, quiet: bool
+        self, scan: ProduceScan, entry: CheckedEntry, view: memoryview
     ) -> tuple[ProducedBucket, tuple[Replica, int] | None]:
         """Append a bucket entry; its answer, and which offset to wait for if it is not durable."""
         bucket = entry.bucket
@@ -605,7 +606,7 @@ class ProduceHandler:
             replica = self._missing(scan.table_id, bucket)
             appended = self._append(replica, view, entry.batches)
         except Exception as e:
-            return self._refused(e, scan.table_id, bucket, quiet=quiet), None
+            return self._refused(e, scan.table_id, bucket), None
         wait = None
         if scan.acks == ALL and appended.end_offset > replica.log.high_watermark:
             wait = (replica, appended.end_offset)
@@ -658,17 +659,13 @@ class ProduceHandler:
         self.pending.add(pending)
         return pending
 
-    def _refused(
-        self, problem: Exception, table_id: int, bucket: BucketKey, *, quiet: bool = False
-    ) -> ProducedBucket:
-        """The answer for a refused entry; with `quiet` nothing is logged."""
+    def _refused(self, problem: Exception, table_id: int, bucket: BucketKey) -> ProducedBucket:
+        """The answer for a refused entry."""
         e = refusal_of(problem)
-        if e is not problem:
-            log.error("append_failed", table_id=table_id, bucket=bucket, exc_info=problem)
-        elif isinstance(e, LogStorageError):
-            log.error("append_failed", table_id=table_id, bucket=bucket, error=str(e))
-        elif not quiet:
-            log.info("append_refused", table_id=table_id, bucket=bucket, error=str(e))
+        if e is not problem or isinstance(e, LogStorageError):
+            self._refusals.failed("append_failed", e, problem, table_id, bucket=bucket)
+        else:
+            self._refusals.refused("append_refused", e, table_id, bucket=bucket)
         return ProducedBucket(*bucket, None, e.code, e.message)
 
     def expire(self, now: float) -> None:

@@ -59,6 +59,7 @@ from zufluss.tablet.buckets import BucketKey, Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
 from zufluss.tablet.produce import ACKS, ALL, ENTRIES_AT_ONCE, PendingEntry, PendingProduce
+from zufluss.tablet.refusals import RefusalLog
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 from zufluss.wire.hot.produce import ProducedBucket, produce_response
@@ -107,7 +108,7 @@ class AppendablePut(NamedTuple):
 class PendingPut(PendingProduce):
     """A put of which some entries are not acknowledged yet."""
 
-    __slots__ = ("pressure", "refusals", "version")
+    __slots__ = ("pressure", "version")
 
     def __init__(
         self,
@@ -119,8 +120,6 @@ class PendingPut(PendingProduce):
     ) -> None:
         super().__init__(owner, connection, request_id, deadline)
         self.pressure: Callable[[], float] = owner.pressure
-        self.refusals = 0
-        """Entries that were refused; the first one is logged."""
         self.version = version
 
     def refuse(self, position: int, error: ZuflussError) -> None:
@@ -144,11 +143,6 @@ class PutEntry(PendingEntry):
 
     __slots__ = ()
     pending: PendingPut
-
-    def is_first_refusal(self) -> bool:
-        """Count a refused entry; whether it is the first of its request."""
-        self.pending.refusals += 1
-        return self.pending.refusals == 1
 
     def appended(self, bucket: TableBucket, end_offset: int, deleted_rows: int | None) -> None:
         """The changelog of the entry is in the log, up to `end_offset`."""
@@ -194,10 +188,6 @@ class ServerPut:
     def appended(self, bucket: TableBucket, end_offset: int, deleted_rows: int | None) -> None:
         """The put is in the log."""
 
-    def is_first_refusal(self) -> bool:
-        """A put of the server has one entry."""
-        return True
-
     def acknowledged(self) -> None:
         """The put is durable."""
         if not self.outcome.done():
@@ -240,6 +230,7 @@ class PutHandler:
         self.fenced = 0
         """Puts that a fence refused."""
         self._queued_bytes = 0
+        self._refusals = RefusalLog()
         self._authority = Authority(conf)
         self._flush_bytes = conf.get(options.ZUFLUSS_KV_FLUSH_LOG_SIZE)
         self._locks: WeakKeyDictionary[KvTablet, asyncio.Lock] = WeakKeyDictionary()
@@ -309,12 +300,19 @@ class PutHandler:
             body = received.copy()
         except Exception as e:
             error = refusal_of(e)
-            log.info("put_refused", table_id=scan.table_id, error=str(error))
+            self._refusals.refused("put_refused", error, scan.table_id)
             pending.failed(error)
             return
+        connection = pending.connection
+
+        def begun() -> None:
+            self._queued_bytes -= len(body)
+            connection.go_on()
+
         self._queued_bytes += len(body)
-        pending.connection.stop_requests()
-        self._tasks.spawn(self._begin_in_turns(pending, scan, may_overwrite, body))
+        connection.stop_requests()
+        beginning = self._begin_in_turns(pending, scan, may_overwrite, body)
+        self._tasks.answer(connection, beginning, begun)
 
     async def _begin_in_turns(
         self, pending: PendingPut, scan: PutScan, may_overwrite: bool, body: Any
@@ -330,9 +328,6 @@ class PutHandler:
         except Exception:  # some may have been written, and the client cannot be told which
             log.exception("put_not_answered")
             connection.abort()
-        finally:
-            self._queued_bytes -= len(body)
-            connection.go_on()
 
     def _check_queue(self) -> None:
         if self._queued_bytes >= QUEUE_BYTES_MAX:
@@ -525,8 +520,7 @@ class PutHandler:
     ) -> None:
         """Answer one entry with an error."""
         error = refusal_of(problem)
-        if entry.is_first_refusal():
-            log.info("put_refused", table_id=table_id, bucket=bucket, error=str(error))
+        self._refusals.refused("put_refused", error, table_id, bucket=bucket)
         if isinstance(error, ProducerFencedError | ColumnLockedError):
             self.fenced += 1
         entry.failed(error)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
+
+from zufluss.net.connection import ServerConnection
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +28,25 @@ class BackgroundTasks:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def answer(
+        self,
+        connection: ServerConnection,
+        work: Coroutine[Any, Any, None],
+        release: Callable[[], None],
+    ) -> None:
+        """Run the coroutine that answers a request, and call `release` when it has ended.
+
+        A coroutine answers its errors itself. If it fails all the same, or cannot even begin for
+        lack of memory, the client loses its connection rather than wait in vain.
+        """
+        try:
+            task = self.spawn(work)
+        except BaseException:
+            work.close()
+            release()
+            raise
+        task.add_done_callback(partial(_answered, connection, release))
+
     def repeat(self, seconds: float, work: Callable[[], object]) -> None:
         """Call `work` periodically; a failure is logged and the next round comes."""
         self.spawn(_repeat(seconds, work))
@@ -33,6 +55,13 @@ class BackgroundTasks:
         """Cancel everything that is under way."""
         for task in tuple(self._tasks):
             task.cancel()
+
+
+def _answered(
+    connection: ServerConnection, release: Callable[[], None], task: asyncio.Task[None]
+) -> None:
+    release()
+    connection.task_ended(task)
 
 
 async def _repeat(seconds: float, work: Callable[[], object]) -> None:
