@@ -678,7 +678,7 @@ async def test_requests_behind_one_that_takes_long_wait_and_stay_in_order():
             order.append(request_id)
             connection.finish(request_id, b"")
 
-        connection.server.spawn(later())
+        connection.server.spawn(later(), connection.task_ended)
 
     services.register_raw(ApiKey.PRODUCE_LOG, produce)
     async with serving(services, limits=Limits(inflight_max=2)) as (_, connect):
