@@ -85,7 +85,10 @@ async def test_a_snapshot_that_nobody_came_back_for_is_no_answer_to_a_later_requ
         assert gateway.snapshots[-1].log_offset == 20
 
 
-async def test_a_snapshot_ends_with_its_bucket_and_the_client_learns_why(tmp_path: Path) -> None:
+async def test_a_snapshot_ends_with_its_bucket_and_the_client_learns_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_service, "WAIT_SECONDS", 60.0)
     async with slow_snapshots(tmp_path) as (tablet, gateway):
         taking = asyncio.ensure_future(take(tablet))
         await gateway.commits.acquire()
