@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +23,8 @@ from zufluss.wire.codec import decode
 from zufluss.wire.frame import ResponseFrame, pack_request, unpack_response
 
 TIMEOUT_SECONDS = WAIT_SECONDS
+INTRODUCTION_ID = (1 << 31) - 1
+"""The id of a connection's first request."""
 OFFSET_EARLIEST, OFFSET_LATEST, OFFSET_TIMESTAMP = 0, 1, 2
 
 
@@ -32,11 +35,20 @@ class ConnectionEndedError(Exception):
 class RawClient:
     """One connection."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", *, silent: bool = False) -> None:
+        """A `silent` connection is a stranger until its first request, which has a deadline."""
         self.socket = socket.create_connection((host, port), timeout=TIMEOUT_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next_id = 0
         self._early: dict[int, ResponseFrame] = {}
+        if not silent:
+            self._introduce()
+
+    def _introduce(self) -> None:
+        """Send a first request, whose answer is left out."""
+        body = versions_request().SerializeToString()
+        with suppress(ConnectionEndedError):  # the next request finds it, too
+            self.send(pack_request(ApiKey.API_VERSIONS, 0, INTRODUCTION_ID, body))
 
     def __enter__(self) -> Self:
         return self
@@ -60,8 +72,11 @@ class RawClient:
 
     def receive(self) -> ResponseFrame:
         """The next frame, whichever request it answers."""
-        (length,) = struct.unpack(">i", self._exactly(4))
-        return unpack_response(memoryview(self._exactly(length)))
+        while True:
+            (length,) = struct.unpack(">i", self._exactly(4))
+            frame = unpack_response(memoryview(self._exactly(length)))
+            if frame.request_id != INTRODUCTION_ID:
+                return frame
 
     def _exactly(self, size: int) -> bytes:
         parts = bytearray()

@@ -61,7 +61,7 @@ def attacker(
 ) -> Iterator[RawClient]:
     """A connection to misuse; afterwards other connections work and the table is unchanged."""
     before = [raw.end_offset(table_id, bucket) for bucket in (0, 1)]
-    with RawClient(dev_server.port) as client:
+    with RawClient(dev_server.port, silent=True) as client:
         yield client
     assert [raw.end_offset(table_id, bucket) for bucket in (0, 1)] == before
     with RawClient(dev_server.port) as fresh:
@@ -191,7 +191,7 @@ def test_many_frames_in_one_packet_are_all_answered(raw: RawClient) -> None:
 def test_declared_lengths_reserve_no_memory(dev_server: DevServer, attacker: RawClient) -> None:
     """Two hundred frames of 100 MiB each are announced; what arrives of each is a kilobyte."""
     before = resident(dev_server)
-    clients = [RawClient(dev_server.port) for _ in range(200)]
+    clients = [RawClient(dev_server.port, silent=True) for _ in range(200)]
     try:
         for client in clients:
             client.send(struct.pack(">ihhi", FRAME_MAX, ApiKey.PRODUCE_LOG, 0, 1) + bytes(1000))
@@ -218,6 +218,7 @@ def test_a_client_that_does_not_read_does_not_fill_the_servers_memory(
     dev_server: DevServer, attacker: RawClient, conn: fluss.FlussConnection
 ) -> None:
     """Requests fetches of a megabyte each, and does not read the answers."""
+    assert attacker.alive()
     blob = pa.schema([("b", pa.binary())])
     path = fresh_path("unread")
     table = asyncio.run(

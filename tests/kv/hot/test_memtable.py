@@ -186,7 +186,7 @@ def test_a_reader_beside_the_writer_sees_whole_values_only(tmp_path: Path) -> No
         with lock:
             retired[0].append(free)
 
-    memory = KvMemory(100 * SEGMENT, later, SEGMENT)
+    memory = KvMemory(100 * SEGMENT, later, SEGMENT, wait_seconds=60)
     store = KvStore.open(tmp_path / "bucket", memory, Files())
     keys = [b"key-%04d" % i for i in range(1500)]
     stop = threading.Event()
