@@ -112,3 +112,15 @@ def test_long_messages_are_handled_in_a_thread() -> None:
         )
 
     assert asyncio.run(run()) == (True, False)
+
+
+def test_the_result_of_steps_leaves_turns_between_them() -> None:
+    async def run() -> tuple[str, int]:
+        pace = Pace(asyncio.get_running_loop(), Ticks(TURN_SECONDS / 10))
+        work = asyncio.ensure_future(pace.result(iter([*[None] * 1000, "result", None])))
+        turns = await turns_of(work)  # type: ignore[arg-type]
+        return work.result(), turns
+
+    result, turns = asyncio.run(run())
+    assert result == "result"
+    assert turns > 50

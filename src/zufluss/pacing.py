@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -71,6 +71,14 @@ class Pace:
             if now < self._until:
                 return
             await asyncio.sleep(0)
+
+    async def result(self, steps: Iterator[T | None]) -> T:
+        """The first value of `steps` that is not None, with a pause after each None."""
+        for value in steps:
+            if value is not None:
+                return value
+            await self.pause()
+        raise ValueError("the steps end without a value")
 
     def _end_turn(self) -> None:
         self._until = None

@@ -16,23 +16,24 @@ from zufluss.record.batch.check import BATCHES_MAX
 from zufluss.tablet import fetch, fetch_reader, lookup, produce, put, service
 from zufluss.tablet.scan import service as scans
 from zufluss.wire.api import ApiKey
-from zufluss.wire.hot.buckets import BUCKETS_MAX
+from zufluss.wire.hot.buckets import BUCKETS_MAX, ENTRIES_AT_ONCE, ENTRY_FIELDS_MAX
 
 PAGE = (DOCS / "limits.md").read_text()
 ROWS = {
     "any other request": [CONTROL_BYTES_MAX],
     "a request before login": [UNAUTHENTICATED_BYTES_MAX],
     "bucket entries of a request": [BUCKETS_MAX],
+    "fields of a bucket entry": [ENTRY_FIELDS_MAX],
     "an answer with rows or records": [
         fetch_reader.FETCH_BYTES_MAX, service.LIMIT_SCAN_BYTES_MAX,
     ],
     "growth of the server": [GROWTH_BYTES >> 20, GROWTH_PER_BYTE],
     "work of one connection": [round(pacing.TURN_SECONDS * 1000)],
     "PRODUCE_LOG |": [
-        BUCKETS_MAX, BATCHES_MAX, produce.ENTRIES_AT_ONCE, produce.LATER_BYTES_MAX,
+        BUCKETS_MAX, BATCHES_MAX, ENTRIES_AT_ONCE, produce.LATER_BYTES_MAX,
     ],
     "PUT_KV |": [
-        BUCKETS_MAX, put.QUEUE_BYTES_MAX, put.BATCH_BYTES, put.ENTRIES_AT_ONCE, STORED_BYTES_MAX,
+        BUCKETS_MAX, put.QUEUE_BYTES_MAX, put.BATCH_BYTES, ENTRIES_AT_ONCE, STORED_BYTES_MAX,
     ],
     "FETCH_LOG": [
         BUCKETS_MAX, TESTS_MAX, LITERALS_MAX, fetch_reader.FETCH_BYTES_MAX,

@@ -52,7 +52,7 @@ from zufluss.wire.api import APIS
 from zufluss.wire.codec import decode
 from zufluss.wire.frame import unpack_response
 from zufluss.wire.hot.fetch import read_fetch_response
-from zufluss.wire.hot.produce import scan_produce
+from zufluss.wire.hot.produce import scan_produce, scan_produce_steps
 from zufluss.wire.predicates import predicate_from_proto, predicate_to_proto
 from zufluss.wire.sasl import PlainAuthenticator, parse_jaas, parse_plain
 from zufluss.wire.tables import partition_id_of
@@ -112,6 +112,9 @@ def fetched(data: bytes) -> None:
 def produce(data: bytes) -> None:
     """The scanner of produce requests never reads anything else than protobuf does."""
     scan = scan_produce(memoryview(data), 0, len(data))
+    if scan is None:  # of many fields
+        *_, scan = scan_produce_steps(memoryview(data), 0, len(data))
+    assert scan is not None
     message = decode(m.ProduceLogRequest, data)
     assert (scan.acks, scan.table_id, scan.timeout_ms) == (
         message.acks,

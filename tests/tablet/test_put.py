@@ -53,7 +53,7 @@ def answer(keyed: Parts, queued: float) -> m.PutKvResponse:
         ProducedBucket(None, 3, 12),
         ProducedBucket(4, 5, None, ErrorCode.CORRUPT_RECORD_EXCEPTION, "why"),
     ]
-    return m.PutKvResponse.FromString(pending.body())
+    return m.PutKvResponse.FromString(pending.body(pending.entries))
 
 
 async def test_a_handler_without_a_server_puts_into_an_open_bucket(keyed: Parts) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.tablet.keyed import KEYED
 from tests.tablet.keyed import keyed as keyed_server
 from tests.tablet.parts import Parts, parts
 from tests.tablet.support import TABLE, Connection
+from tests.waiting import WAIT_SECONDS
 from zufluss.errors import ErrorCode, StorageBackpressureError
 from zufluss.kv import tablet
 from zufluss.kv.hot.entries import NEWEST
@@ -22,11 +24,12 @@ from zufluss.kv.store import KvStore, hash_keys
 from zufluss.obs import metrics
 from zufluss.record.slices import Slices
 from zufluss.tablet import put as put_module
-from zufluss.tablet.produce import ENTRIES_AT_ONCE
 from zufluss.tablet.put import BACKPRESSURE_VERSION, BATCH_BYTES
 from zufluss.tablet.samples import tablet_samples
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
+from zufluss.wire.hot.buckets import ENTRIES_AT_ONCE
+from zufluss.wire.hot.produce import produce_response
 
 CODEC = Codec(KEYED)
 
@@ -128,6 +131,44 @@ async def test_a_put_with_many_entries_is_begun_in_turns_and_logged_once(
     assert [e.error_code for e in answer.buckets_resp] == [0, unknown] * ENTRIES_AT_ONCE
     assert [line["event"] for line in lines].count("put_refused") == 1
     assert handler.pressure() == 0
+    assert not handler.pending
+
+
+async def test_a_put_with_many_entries_that_times_out_is_answered_in_turns(
+    keyed: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its 65,536 entries were refused, and their errors encoded, in one turn of the event loop."""
+    await keyed.open()
+    handler, connection = keyed.put_handler(), Connection()
+    count = 3 * ENTRIES_AT_ONCE
+    waiting: list[Any] = []
+    full = asyncio.Event()
+
+    def submit(entry: Any, *_: object) -> None:
+        waiting.append(entry)
+        if len(waiting) == ENTRIES_AT_ONCE:
+            full.set()
+
+    monkeypatch.setattr(handler, "_submit", submit)
+    lengths = []
+
+    def encoded(entries: Sequence[Any]) -> bytes:
+        lengths.append(len(entries))
+        return produce_response(entries)
+
+    monkeypatch.setattr(put_module, "produce_response", encoded)
+    request = m.PutKvRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+    for number in range(count):
+        request.buckets_req.add(bucket_id=0, records=kv_batch([CODEC.put((number, "x"))]))
+    sent = connection.send(handler.handle, request, BACKPRESSURE_VERSION)
+    async with asyncio.timeout(WAIT_SECONDS):
+        await full.wait()
+    waiting[1].acknowledged()
+    handler.expire(asyncio.get_running_loop().time() + 31)
+    answer = decode(m.PutKvResponse, await connection.answer(sent))
+    late = ErrorCode.REQUEST_TIME_OUT
+    assert [e.error_code for e in answer.buckets_resp] == [late, 0] + [late] * (count - 2)
+    assert lengths == [ENTRIES_AT_ONCE] * 3
     assert not handler.pending
 
 

@@ -24,7 +24,8 @@ so that its batches stay in order; other clients go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -46,13 +47,14 @@ from zufluss.tablet.durability import Durability
 from zufluss.tablet.refusals import RefusalLog
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.threads import Threads
-from zufluss.wire.hot.buckets import BucketScan
+from zufluss.wire.hot.buckets import ENTRIES_AT_ONCE, BucketScan
 from zufluss.wire.hot.produce import (
     ProducedBucket,
     ProduceScan,
     produce_ok,
     produce_response,
     scan_produce,
+    scan_produce_steps,
 )
 
 log = structlog.get_logger(__name__)
@@ -65,8 +67,6 @@ UNPACK_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of compressed content, uncompressed, that a request may have checked on the event loop."""
 LATER_BYTES_MAX = 256 * 1024 * 1024
 """Requests that may wait for their turn, or for a thread that checks their content."""
-ENTRIES_AT_ONCE = 128
-"""Bucket entries of a request that are handled at once; more are handled in turns."""
 GATHERED_BYTES_MAX = 64 * 1024
 """Entries that gather for one write; as much as the commit log takes as one entry."""
 
@@ -81,6 +81,7 @@ class PendingOwner(Protocol):
     """A handler with requests that wait to be acknowledged."""
 
     pending: set[PendingProduce]
+    tasks: BackgroundTasks
 
 
 class PendingProduce:
@@ -140,17 +141,51 @@ class PendingProduce:
             )
         )
 
-    def body(self) -> bytes:
-        """The answer."""
-        return produce_response(self.entries)
+    def body(self, entries: Sequence[ProducedBucket]) -> bytes:
+        """The answer about these entries; answers of several parts are joined by their bytes."""
+        return produce_response(entries)
 
     def _answer(self) -> None:
         if self.answered:
             return
-        body = self.body()
+        body = self.body(self.entries)
         self.answered = True
         self.owner.pending.discard(self)
         self.connection.finish(self.request_id, body)
+
+
+class LongProduce(PendingProduce):
+    """A request with many entries, whose answer is encoded in turns of the event loop."""
+
+    __slots__ = ()
+
+    def failed(self, error: ZuflussError) -> None:
+        """Refuse the entries that still wait; acknowledged entries stay acknowledged."""
+        self._begin_answer(error)
+
+    def _answer(self) -> None:
+        self._begin_answer(None)
+
+    def _begin_answer(self, error: ZuflussError | None) -> None:
+        if self.answered:
+            return
+        self.owner.tasks.answer(self.connection, self._answer_in_turns(error), lambda: None)
+        self.answered = True
+        self.owner.pending.discard(self)
+
+    async def _answer_in_turns(self, error: ZuflussError | None) -> None:
+        """Answer the request; entries that still wait are refused if there is an `error`."""
+        pace = self.connection.pace
+        buffers = []
+        for start in range(0, len(self.entries), ENTRIES_AT_ONCE):
+            await pace.pause()
+            stop = min(start + ENTRIES_AT_ONCE, len(self.entries))
+            if error is not None:
+                for position in self.waiting.intersection(range(start, stop)):
+                    self.refuse(position, error)
+            buffers.append(self.body(self.entries[start:stop]))
+        self.connection.respond(self.request_id, buffers, sum(map(len, buffers)))
+        self.connection.done()
 
 
 class PendingEntry:
@@ -184,6 +219,14 @@ class CheckedEntry(NamedTuple):
     """Why they are refused; None if they are not."""
     later: list[ContentCheck]
     """Checks of compressed content that are still to be done."""
+
+
+def check_acks(acks: int) -> None:
+    """Refuse a write with a value of `acks` that has no meaning."""
+    if acks not in ACKS:
+        raise InvalidRequiredAcksError(
+            f"acks={acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
+        )
 
 
 def refused_entry(bucket: BucketKey, error: Exception) -> CheckedEntry:
@@ -246,7 +289,7 @@ class ProduceHandler:
         clock_ms: Callable[[], int],
     ) -> None:
         self._buckets = buckets
-        self._tasks = tasks
+        self.tasks = tasks
         self._clock_ms = clock_ms
         self._durability = durability
         self._loop = asyncio.get_running_loop()
@@ -275,21 +318,20 @@ class ProduceHandler:
             if usual is not None and self._gather(connection, request_id, table, view, usual):
                 return
         scan = scan_produce(view, start, end)
-        if scan.acks not in ACKS:
-            raise InvalidRequiredAcksError(
-                f"acks={scan.acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
-            )
+        if scan is None or len(scan.buckets) > ENTRIES_AT_ONCE:
+            received = array[start:end]
+            self._begin_later(connection, received, partial(self._long, connection, request_id))
+            return
+        check_acks(scan.acks)
         table = self._buckets.tables.get(scan.table_id)
         self._last = None if table is None or table.has_primary_key else table
-        if len(scan.buckets) > ENTRIES_AT_ONCE:
-            self._begin_later(connection, request_id, scan, (), array[:end])
-            return
         later = LaterChecks(UNPACK_BYTES_MAX)
         entries = [
             self._check_entry(scan.table_id, bucket, array, later) for bucket in scan.buckets
         ]
         if later.checks:
-            self._begin_later(connection, request_id, scan, entries, array[:end])
+            unpack = partial(self._unpack, connection, request_id, scan, entries)
+            self._begin_later(connection, array[:end], unpack)
         else:
             self._write_checked(connection, request_id, scan, entries, view)
 
@@ -328,12 +370,10 @@ class ProduceHandler:
     def _begin_later(
         self,
         connection: ServerConnection,
-        request_id: int,
-        scan: ProduceScan,
-        entries: Sequence[CheckedEntry],
         received: Any,
+        handle: Callable[[Any], Coroutine[Any, Any, None]],
     ) -> None:
-        """Handle a request beside others: `entries` are checked but for their content, or none."""
+        """Handle a request beside others, with a copy of the bytes that were received."""
         size = len(received)
         if self._later_bytes + size > LATER_BYTES_MAX:
             raise LogStorageError(
@@ -348,53 +388,57 @@ class ProduceHandler:
 
         self._later_bytes += size
         connection.stop_requests()
-        later = self._later(connection, request_id, scan, entries, body)
-        self._tasks.answer(connection, later, handled)
+        self.tasks.answer(connection, handle(body), handled)
 
-    async def _later(
-        self,
-        connection: ServerConnection,
-        request_id: int,
-        scan: ProduceScan,
-        entries: Sequence[CheckedEntry],
-        body: Any,
-    ) -> None:
-        """Check a request in turns and its content in a thread, then append it in turns."""
+    async def _long(self, connection: ServerConnection, request_id: int, body: Any) -> None:
+        """Scan, check and append a request with many entries in turns."""
+        pace, view = connection.pace, memoryview(body)
         try:
-            pace = connection.pace
-            checked = list(entries)
-            if not checked:
-                later = LaterChecks(UNPACK_BYTES_MAX)
-                for bucket in scan.buckets:
-                    await pace.pause()
-                    checked.append(self._check_entry(scan.table_id, bucket, body, later))
-            if any(entry.later for entry in checked):
-                checked = await self._loop.run_in_executor(
-                    self._checkers, _check_contents, checked, body
-                )
+            scan = await pace.result(scan_produce_steps(view, 0, len(view)))
+            check_acks(scan.acks)
+            later = LaterChecks(UNPACK_BYTES_MAX)
+            entries = []
+            for bucket in scan.buckets:
+                await pace.pause()
+                entries.append(self._check_entry(scan.table_id, bucket, body, later))
+            if later.checks:
+                entries = await self._check_contents(entries, body)
         except Exception as problem:
-            log.error("content_not_checked", exc_info=problem)
-            refusal = refusal_of(problem)
-            connection.respond_error(request_id, refusal.code, refusal.message)
-            connection.done()
-        else:
-            await self._write_later(connection, request_id, scan, checked, memoryview(body))
-
-    async def _write_later(
-        self,
-        connection: ServerConnection,
-        request_id: int,
-        scan: ProduceScan,
-        checked: list[CheckedEntry],
-        view: memoryview,
-    ) -> None:
-        if len(checked) <= ENTRIES_AT_ONCE:
-            self._write_checked(connection, request_id, scan, checked, view)
+            self._refuse_request(connection, request_id, problem)
             return
         try:
-            await self._append_in_turns(connection, request_id, scan, checked, view)
+            await self._append_in_turns(connection, request_id, scan, entries, view)
         except Exception:  # some may have been written
             _lose([connection])
+
+    async def _unpack(
+        self,
+        connection: ServerConnection,
+        request_id: int,
+        scan: ProduceScan,
+        entries: list[CheckedEntry],
+        body: Any,
+    ) -> None:
+        """Check the content of a request with few entries in a thread, then append it."""
+        try:
+            checked = await self._check_contents(entries, body)
+        except Exception as problem:
+            self._refuse_request(connection, request_id, problem)
+            return
+        self._write_checked(connection, request_id, scan, checked, memoryview(body))
+
+    async def _check_contents(self, entries: list[CheckedEntry], body: Any) -> list[CheckedEntry]:
+        return await self._loop.run_in_executor(self._checkers, _check_contents, entries, body)
+
+    def _refuse_request(
+        self, connection: ServerConnection, request_id: int, problem: Exception
+    ) -> None:
+        """Answer a whole request with an error: nothing of it was written."""
+        refusal = refusal_of(problem)
+        if refusal is not problem:
+            log.error("produce_failed", exc_info=problem)
+        connection.respond_error(request_id, refusal.code, refusal.message)
+        connection.done()
 
     async def _append_in_turns(
         self,
@@ -406,7 +450,7 @@ class ProduceHandler:
     ) -> None:
         """Append many bucket entries, each on its own, and answer them together."""
         pace = connection.pace
-        pending = PendingProduce(self, connection, request_id, 0.0)
+        pending = LongProduce(self, connection, request_id, 0.0)
         pending.waiting = {_UNFINISHED}
         for position, entry in enumerate(checked):
             await pace.pause()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -38,7 +38,6 @@ from zufluss.errors import (
     AuthorizationError,
     ColumnLockedError,
     ErrorCode,
-    InvalidRequiredAcksError,
     ProducerFencedError,
     StorageBackpressureError,
     ZuflussError,
@@ -58,12 +57,13 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import BucketKey, Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
-from zufluss.tablet.produce import ACKS, ALL, ENTRIES_AT_ONCE, PendingEntry, PendingProduce
+from zufluss.tablet.produce import ALL, LongProduce, PendingEntry, PendingProduce, check_acks
 from zufluss.tablet.refusals import RefusalLog
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
+from zufluss.wire.hot.buckets import ENTRIES_AT_ONCE
 from zufluss.wire.hot.produce import ProducedBucket, produce_response
-from zufluss.wire.hot.put import PutScan, scan_put
+from zufluss.wire.hot.put import PutScan, scan_put, scan_put_steps
 
 log = structlog.get_logger(__name__)
 
@@ -126,9 +126,9 @@ class PendingPut(PendingProduce):
         """Answer one entry with an error, by a code that the client knows."""
         super().refuse(position, _known_error(error, self.version))
 
-    def body(self) -> bytes:
-        """The answer; with the pressure from `PRESSURE_FROM` on."""
-        answer = produce_response(self.entries)
+    def body(self, entries: Sequence[ProducedBucket]) -> bytes:
+        """The answer about these entries; with the pressure from `PRESSURE_FROM` on."""
+        answer = produce_response(entries)
         pressure = self.pressure()
         if pressure < PRESSURE_FROM:
             return answer
@@ -136,6 +136,12 @@ class PendingPut(PendingProduce):
         for entry in response.buckets_resp:
             entry.pressure = pressure
         return response.SerializeToString()
+
+
+class LongPut(LongProduce, PendingPut):
+    """A put with many entries, whose answer is encoded in turns of the event loop."""
+
+    __slots__ = ()
 
 
 class PutEntry(PendingEntry):
@@ -222,7 +228,7 @@ class PutHandler:
         self._durability = durability
         self._kv = kv
         self._contention = contention
-        self._tasks = tasks
+        self.tasks = tasks
         self._clock_ms = clock_ms
         self._allocate_ids = allocate_ids
         self._loop = asyncio.get_running_loop()
@@ -257,27 +263,29 @@ class PutHandler:
     ) -> None:
         """Answer one request."""
         scan = scan_put(view, start, end)
-        if scan.acks not in ACKS:
-            raise InvalidRequiredAcksError(
-                f"acks={scan.acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
-            )
-        _check_mode(scan.mode)
-        may_overwrite = scan.mode != MergeMode.OVERWRITE or self._authority.may_overwrite(
-            connection.principal
-        )
-        pending = PendingPut(
-            self, connection, request_id, version, self._loop.time() + scan.timeout_ms / 1000
-        )
+        if scan is None or len(scan.buckets) > ENTRIES_AT_ONCE:
+            self._begin_later(connection, request_id, version, array[start:end])
+            return
+        may_overwrite = self._check_request(scan, connection)
+        pending = PendingPut(self, connection, request_id, version, self._deadline(scan))
         pending.entries = [ProducedBucket(b.partition_id, b.bucket_id) for b in scan.buckets]
         pending.waiting = set(range(len(scan.buckets)))
         self.pending.add(pending)
         if not scan.buckets:
             pending.acknowledged()
-        if len(scan.buckets) > ENTRIES_AT_ONCE:
-            self._begin_later(pending, scan, may_overwrite, array[:end])
-            return
         for position in range(len(scan.buckets)):
             self._begin_entry(PutEntry(pending, position), scan, may_overwrite, array)
+
+    def _check_request(self, scan: PutScan, connection: ServerConnection) -> bool:
+        """Refuse a request that is not served; return whether it may pass the merge engine."""
+        check_acks(scan.acks)
+        _check_mode(scan.mode)
+        return scan.mode != MergeMode.OVERWRITE or self._authority.may_overwrite(
+            connection.principal
+        )
+
+    def _deadline(self, scan: PutScan) -> float:
+        return self._loop.time() + scan.timeout_ms / 1000
 
     def _begin_entry(self, entry: PutEntry, scan: PutScan, may_overwrite: bool, array: Any) -> None:
         """Hand the records of one bucket to the worker, or refuse them."""
@@ -292,18 +300,14 @@ class PutHandler:
             self.refuse(entry, e, scan.table_id, (partition_id, bucket_id))
 
     def _begin_later(
-        self, pending: PendingPut, scan: PutScan, may_overwrite: bool, received: Any
+        self, connection: ServerConnection, request_id: int, version: int, received: Any
     ) -> None:
         """Begin a request with many entries in turns; the client's later requests wait."""
         try:
             self._check_queue()
-            body = received.copy()
-        except Exception as e:
-            error = refusal_of(e)
-            self._refusals.refused("put_refused", error, scan.table_id)
-            pending.failed(error)
-            return
-        connection = pending.connection
+        except ZuflussError as e:
+            raise _known_error(e, version) from None
+        body = received.copy()
 
         def begun() -> None:
             self._queued_bytes -= len(body)
@@ -311,18 +315,38 @@ class PutHandler:
 
         self._queued_bytes += len(body)
         connection.stop_requests()
-        beginning = self._begin_in_turns(pending, scan, may_overwrite, body)
-        self._tasks.answer(connection, beginning, begun)
+        beginning = self._begin_in_turns(connection, request_id, version, body)
+        self.tasks.answer(connection, beginning, begun)
 
     async def _begin_in_turns(
-        self, pending: PendingPut, scan: PutScan, may_overwrite: bool, body: Any
+        self, connection: ServerConnection, request_id: int, version: int, body: Any
     ) -> None:
         """Begin the entries one by one, so that the worker has puts of others in between."""
-        connection, window = pending.connection, asyncio.Semaphore(ENTRIES_AT_ONCE)
+        pace, view = connection.pace, memoryview(body)
         try:
+            scan = await pace.result(scan_put_steps(view, 0, len(view)))
+            may_overwrite = self._check_request(scan, connection)
+            pending = LongPut(self, connection, request_id, version, self._deadline(scan))
+            pending.waiting = set()
+            for position, bucket in enumerate(scan.buckets):
+                await pace.pause()
+                pending.entries.append(ProducedBucket(bucket.partition_id, bucket.bucket_id))
+                pending.waiting.add(position)
+        except Exception as problem:
+            refusal = refusal_of(problem)
+            if refusal is not problem:
+                log.error("put_failed", exc_info=problem)
+            connection.respond_error(request_id, refusal.code, refusal.message)
+            connection.done()
+            return
+        window = asyncio.Semaphore(ENTRIES_AT_ONCE)
+        try:
+            self.pending.add(pending)
+            if not scan.buckets:
+                pending.acknowledged()
             for position in range(len(scan.buckets)):
                 await window.acquire()
-                await connection.pace.pause()
+                await pace.pause()
                 entry = WindowedEntry(pending, position, window)
                 self._begin_entry(entry, scan, may_overwrite, body)
         except Exception:  # some may have been written, and the client cannot be told which
@@ -341,7 +365,7 @@ class PutHandler:
     ) -> None:
         """Hand the records of one bucket to the worker."""
         if replica.tablet.table.auto_increment is not None:
-            self._tasks.spawn(self._submit_with_ids(entry, replica, scan, records))
+            self.tasks.spawn(self._submit_with_ids(entry, replica, scan, records))
             return
         self.work(entry, replica, scan.acks, records, scan.targets, scan.mode)
 

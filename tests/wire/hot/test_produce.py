@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,15 +12,21 @@ from zufluss.errors import CorruptMessageError
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
-from zufluss.wire.hot.buckets import BUCKETS_MAX
+from zufluss.wire.hot.buckets import (
+    BUCKETS_MAX,
+    ENTRIES_AT_ONCE,
+    ENTRY_FIELDS_MAX,
+    FIELDS_AT_ONCE,
+)
 from zufluss.wire.hot.produce import (
+    FIELDS_MAX,
     ProducedBucket,
     ProduceScan,
     produce_ok,
     produce_request,
     produce_response,
     scan_produce,
-    scan_produce_any,
+    scan_produce_steps,
 )
 from zufluss.wire.tables import partition_id_of
 
@@ -55,6 +63,13 @@ def request(acks: int = -1, table_id: int = 7, timeout_ms: int = 30000, **bucket
     message = m.ProduceLogRequest(acks=acks, table_id=table_id, timeout_ms=timeout_ms)
     message.buckets_req.add(**{"bucket_id": 3, "records": b"records", **bucket})  # type: ignore[arg-type]
     return message.SerializeToString()
+
+
+def scan_plain(view: memoryview, start: int, end: int) -> Any:
+    """The last of the steps of the plain twin."""
+    *nothing, scan = scan_produce_steps(view, start, end)
+    assert nothing == [None] * len(nothing)
+    return scan
 
 
 @st.composite
@@ -131,7 +146,7 @@ def test_what_protobuf_writes_is_found_as_protobuf_reads_it(
     expected = decoded(body)
     assert expected != REFUSED
     assert scanned(scan_produce, body, before, after) == expected
-    assert scanned(scan_produce_any, body, before, after) == expected
+    assert scanned(scan_plain, body, before, after) == expected
 
 
 @settings(max_examples=200)
@@ -165,7 +180,7 @@ def test_random_bytes_are_refused_or_read_as_protobuf_does(body: bytes) -> None:
 def both_agree(body: bytes) -> None:
     """The scanner may be stricter than protobuf, never laxer, and never reads something else."""
     fast = scanned(scan_produce, body, after=b"\x01\x02")
-    assert fast == scanned(scan_produce_any, body, after=b"\x01\x02")
+    assert fast == scanned(scan_plain, body, after=b"\x01\x02")
     if fast != REFUSED:
         assert fast == decoded(body)
 
@@ -216,7 +231,7 @@ def test_a_request_without_buckets_has_none() -> None:
     ],
 )
 def test_malformed_requests_are_refused_with_the_reason(body: bytes, reason: str) -> None:
-    for scan in (scan_produce, scan_produce_any):
+    for scan in (scan_produce, scan_plain):
         with pytest.raises(CorruptMessageError, match=reason):
             scan(memoryview(body), 0, len(body))
 
@@ -225,17 +240,44 @@ def test_the_scanner_never_reads_past_the_end_it_was_given() -> None:
     body = request() + request()
     for end in range(len(body)):
         cut = scanned(scan_produce, body[:end], after=body[end:])
-        assert cut == scanned(scan_produce_any, body[:end], after=body[end:])
+        assert cut == scanned(scan_plain, body[:end], after=body[end:])
         assert cut == decoded(body[:end])
 
 
 def test_a_frame_of_nothing_but_tiny_buckets_is_refused_at_the_limit() -> None:
     head, bucket = b"\x08\x01\x10\x01\x18\x01", b"\x22\x04\x10\x01\x1a\x00"
     most = memoryview(head + bucket * BUCKETS_MAX)
-    assert len(scan_produce(most, 0, len(most)).buckets) == BUCKETS_MAX
+    assert scan_produce(most, 0, len(most)) is None
+    assert len(scan_plain(most, 0, len(most)).buckets) == BUCKETS_MAX
     more = memoryview(head + bucket * (BUCKETS_MAX + 1))
     with pytest.raises(CorruptMessageError, match=f"more than {BUCKETS_MAX} buckets"):
-        scan_produce(more, 0, len(more))
+        scan_plain(more, 0, len(more))
+
+
+@pytest.mark.parametrize("head", [b"\x08\x01\x10\x01\x18\x01", b"\x18\x01\x10\x01\x08\x01"])
+def test_a_request_with_many_entries_is_scanned_in_steps(head: bytes) -> None:
+    bucket = b"\x22\x04\x10\x01\x1a\x00"
+    few = head + bucket * ENTRIES_AT_ONCE
+    assert scanned(scan_produce, few) == decoded(few)
+    many = memoryview(head + bucket * 10 * FIELDS_AT_ONCE)
+    assert scan_produce(many, 0, len(many)) is None
+    steps = list(scan_produce_steps(many, 0, len(many)))
+    assert steps[:-1] == [None] * 10
+    assert len(steps[-1].buckets) == 10 * FIELDS_AT_ONCE
+
+
+def test_tiny_fields_without_end_are_refused_whether_known_or_not() -> None:
+    """Fifty million of them fit into the longest request, and each takes a microsecond."""
+    head, bucket = b"\x08\x01\x10\x01\x18\x01", b"\x10\x01\x1a\x00"
+    for tiny in (b"\x08\x01", b"\x28\x01"):
+        many = memoryview(head + tiny * (FIELDS_MAX + FIELDS_AT_ONCE))
+        assert scan_produce(many, 0, len(many)) is None
+        with pytest.raises(CorruptMessageError, match=f"more than {FIELDS_MAX} fields"):
+            scan_plain(many, 0, len(many))
+        entry = bucket + tiny * ENTRY_FIELDS_MAX
+        one = memoryview(head + b"\x22" + encode_varint(len(entry)) + entry)
+        with pytest.raises(CorruptMessageError, match=f"more than {ENTRY_FIELDS_MAX} fields"):
+            scan_produce(one, 0, len(one))
 
 
 def test_many_different_requests_do_not_grow_memory_without_bound() -> None:

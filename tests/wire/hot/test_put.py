@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from zufluss.errors import CorruptMessageError
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
-from zufluss.wire.hot.put import TARGETS_MAX, put_request, scan_put
+from zufluss.wire.hot.buckets import FIELDS_AT_ONCE
+from zufluss.wire.hot.put import FIELDS_MAX, TARGETS_MAX, put_request, scan_put, scan_put_steps
 from zufluss.wire.tables import partition_id_of
 
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -83,6 +84,22 @@ def test_target_columns_may_come_one_by_one() -> None:
 def test_malformed_requests_are_refused_with_the_reason(body: bytes, reason: str) -> None:
     with pytest.raises(CorruptMessageError, match=reason):
         scan_put(memoryview(body), 0, len(body))
+
+
+def test_a_put_with_many_entries_is_scanned_in_steps() -> None:
+    head, bucket = b"\x08\x01\x10\x01\x18\x01", b"\x2a\x04\x10\x01\x1a\x00"
+    many = memoryview(head + bucket * 10 * FIELDS_AT_ONCE)
+    assert scan_put(many, 0, len(many)) is None
+    *nothing, scan = scan_put_steps(many, 0, len(many))
+    assert nothing == [None] * 10
+    assert len(scan.buckets) == 10 * FIELDS_AT_ONCE
+
+
+def test_tiny_fields_without_end_are_refused() -> None:
+    many = memoryview(b"\x08\x01" * (FIELDS_MAX + FIELDS_AT_ONCE))
+    assert scan_put(many, 0, len(many)) is None
+    with pytest.raises(CorruptMessageError, match=f"more than {FIELDS_MAX} fields"):
+        list(scan_put_steps(many, 0, len(many)))
 
 
 @given(

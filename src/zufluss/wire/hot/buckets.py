@@ -33,6 +33,15 @@ from zufluss.wire.hot.fields import (
 BUCKETS_MAX: Final = 1 << 16
 """Bucket entries of one request; each costs some microseconds of the event loop and some memory."""
 
+ENTRIES_AT_ONCE: Final = 128
+"""Bucket entries of a write request that are handled at once; more are handled in turns."""
+
+FIELDS_AT_ONCE: Final = 256
+"""Fields of a write request that are scanned at once."""
+
+ENTRY_FIELDS_MAX: Final = 64
+"""Fields of one bucket entry, unknown ones and repeated ones counted."""
+
 CACHE_ENTRIES_MAX: Final = 1 << 14
 """Varints that each cache holds before it is emptied."""
 
@@ -68,7 +77,13 @@ def scan_bucket(view: memoryview, position: int, end: int) -> BucketScan:
     """Returns what the bucket entry at `view[position:end]` says, without its records."""
     partition_id = bucket_id = start = None
     stop = end
+    fields = 0
     while position < end:
+        fields += 1
+        if fields > ENTRY_FIELDS_MAX:
+            raise CorruptMessageError(
+                f"a bucket entry has more than {ENTRY_FIELDS_MAX} fields; send each field once"
+            )
         tag, position = read_tag(view, position, end)
         field, wire_type = tag >> 3, tag & 7
         if field > 3:
@@ -89,6 +104,14 @@ def scan_bucket(view: memoryview, position: int, end: int) -> BucketScan:
             "a bucket entry lacks one of its required fields bucket_id, records"
         )
     return BucketScan(partition_id, bucket_id, start, stop)
+
+
+def check_fields(fields: int, fields_max: int, message: str) -> None:
+    """Refuse a write request with absurdly many fields, most of them unknown or repeated."""
+    if fields > fields_max:
+        raise CorruptMessageError(
+            f"a {message} has more than {fields_max} fields; send each field once"
+        )
 
 
 def request_head(acks: int, table_id: int, timeout_ms: int) -> bytes:

@@ -14,14 +14,17 @@ Answers to PUT_KV have the same fields, but call `base_offset` `log_end_offset`;
 
 Clients write the fields in number order and integers in their shortest form, so `scan_produce`
 matches exactly that shape with one regular expression (C speed, no copy). Every other shape goes to
-`scan_produce_any`, which reads the fields in any order, skips unknown ones, and lets the last of
+`scan_produce_steps`, which reads the fields in any order, skips unknown ones, and lets the last of
 several values win, as protobuf does. Both agree with protobuf by property test.
+
+A request with many entries takes longer to scan than other clients should wait. `scan_produce`
+leaves such a request to `scan_produce_steps`, between whose steps other requests can run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from zufluss.errors import CorruptMessageError
@@ -32,7 +35,10 @@ from zufluss.wire.hot.buckets import (
     BUCKETS_MAX,
     CACHE_ENTRIES_MAX,
     ENCODED,
+    ENTRIES_AT_ONCE,
+    FIELDS_AT_ONCE,
     BucketScan,
+    check_fields,
     failure_fields,
     request_buffers,
     request_head,
@@ -49,6 +55,9 @@ from zufluss.wire.hot.fields import (
     to_int32,
     to_int64,
 )
+
+FIELDS_MAX: Final = BUCKETS_MAX + 64
+"""Fields of one request: its bucket entries, and unknown and repeated ones."""
 
 
 def produce_request(
@@ -118,14 +127,15 @@ _new: Final = tuple.__new__
 _values: Final = _Values()
 
 
-def scan_produce(view: memoryview, start: int, end: int) -> ProduceScan:
+def scan_produce(view: memoryview, start: int, end: int) -> ProduceScan | None:
     """Returns the fields of the ProduceLogRequest at `view[start:end]` and where its records lie.
 
-    Raises CorruptMessageError for bytes that are not such a message.
+    Returns None for a request with many entries, which `scan_produce_steps` reads. Raises
+    CorruptMessageError for bytes that are not such a message.
     """
     match = _match_first(view, start, end)
     if match is None:
-        return scan_produce_any(view, start, end)
+        return next(scan_produce_steps(view, start, end))
     acks, table_id, timeout_ms, size, partition, bucket, length = match.groups()
     size_end = match.end(4)
     buckets: list[BucketScan] = []
@@ -133,16 +143,18 @@ def scan_produce(view: memoryview, start: int, end: int) -> ProduceScan:
         records = match.end()
         stop = records + _values[length]
         if stop > end or stop != size_end + _values[size]:
-            return scan_produce_any(view, start, end)
+            return next(scan_produce_steps(view, start, end))
         partition_id = None if partition is None else _values[partition]
         # The generated constructors of named tuples cost as much as the match; this is their core.
         buckets.append(_new(BucketScan, (partition_id, _values[bucket], records, stop)))
         if stop == end:
             acks = -1 if len(acks) > 1 else acks[0]
             return _new(ProduceScan, (acks, _values[table_id], _values[timeout_ms], buckets))
+        if len(buckets) >= ENTRIES_AT_ONCE:
+            return None
         match = _match_next(view, stop, end)
-        if match is None or len(buckets) >= BUCKETS_MAX:
-            return scan_produce_any(view, start, end)
+        if match is None:
+            return next(scan_produce_steps(view, start, end))
         size, partition, bucket, length = match.groups()
         size_end = match.end(1)
 
@@ -150,12 +162,19 @@ def scan_produce(view: memoryview, start: int, end: int) -> ProduceScan:
 # ---- The request: any shape
 
 
-def scan_produce_any(view: memoryview, start: int, end: int) -> ProduceScan:
-    """The plain twin of `scan_produce`: any order, unknown fields, integers of any length."""
+def scan_produce_steps(view: memoryview, start: int, end: int) -> Iterator[ProduceScan | None]:
+    """The plain twin of `scan_produce`: any order, unknown fields, integers of any length.
+
+    Yields None after each `FIELDS_AT_ONCE` fields, and last what the request says.
+    """
     acks = table_id = timeout_ms = None
     buckets: list[BucketScan] = []
-    position = start
+    position, fields = start, 0
     while position < end:
+        fields += 1
+        if fields % FIELDS_AT_ONCE == 0:
+            check_fields(fields, FIELDS_MAX, "ProduceLogRequest")
+            yield None
         tag, position = read_tag(view, position, end)
         field, wire_type = tag >> 3, tag & 7
         if field > 4:
@@ -181,7 +200,7 @@ def scan_produce_any(view: memoryview, start: int, end: int) -> ProduceScan:
         raise CorruptMessageError(
             "a ProduceLogRequest lacks one of its required fields acks, table_id, timeout_ms"
         )
-    return ProduceScan(acks, table_id, timeout_ms, buckets)
+    yield ProduceScan(acks, table_id, timeout_ms, buckets)
 
 
 # ---- The response

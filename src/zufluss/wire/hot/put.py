@@ -15,8 +15,8 @@ The response has the fields of a PRODUCE_LOG response (`produce.produce_response
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from zufluss.errors import CorruptMessageError
 from zufluss.model.table import TableBucket
@@ -24,7 +24,9 @@ from zufluss.varint import encode_varint
 from zufluss.wire.frame import Buffer
 from zufluss.wire.hot.buckets import (
     BUCKETS_MAX,
+    FIELDS_AT_ONCE,
     BucketScan,
+    check_fields,
     request_buffers,
     request_head,
     scan_bucket,
@@ -41,8 +43,10 @@ from zufluss.wire.hot.fields import (
     to_int64,
 )
 
-TARGETS_MAX = 4096
+TARGETS_MAX: Final = 4096
 """Target columns of one request; tables have fewer columns."""
+FIELDS_MAX: Final = BUCKETS_MAX + TARGETS_MAX + 64
+"""Fields of one request: bucket entries, target columns, and unknown and repeated ones."""
 
 
 def put_request(
@@ -88,16 +92,26 @@ class PutScan(NamedTuple):
     """In the order of the request."""
 
 
-def scan_put(view: memoryview, start: int, end: int) -> PutScan:
+def scan_put(view: memoryview, start: int, end: int) -> PutScan | None:
     """Returns the fields of the PutKvRequest at `view[start:end]` and where its records lie.
 
-    Raises CorruptMessageError for bytes that are not such a message.
+    Returns None for a request with many fields, which `scan_put_steps` reads. Raises
+    CorruptMessageError for bytes that are not such a message.
     """
+    return next(scan_put_steps(view, start, end))
+
+
+def scan_put_steps(view: memoryview, start: int, end: int) -> Iterator[PutScan | None]:
+    """Yields None after each `FIELDS_AT_ONCE` fields, and last what the request says."""
     numbers: dict[int, int] = {}
     targets: list[int] = []
     buckets: list[BucketScan] = []
-    position = start
+    position, fields = start, 0
     while position < end:
+        fields += 1
+        if fields % FIELDS_AT_ONCE == 0:
+            check_fields(fields, FIELDS_MAX, "PutKvRequest")
+            yield None
         tag, position = read_tag(view, position, end)
         field, wire_type = tag >> 3, tag & 7
         if field in (1, 2, 3, 6):
@@ -129,7 +143,7 @@ def scan_put(view: memoryview, start: int, end: int) -> PutScan:
         )
     mode = to_int32(numbers.get(6, 0))
     acks, table_id, timeout_ms = to_int32(numbers[1]), to_int64(numbers[2]), to_int32(numbers[3])
-    return PutScan(acks, table_id, timeout_ms, tuple(targets), mode, buckets)
+    yield PutScan(acks, table_id, timeout_ms, tuple(targets), mode, buckets)
 
 
 def _scan_targets(
