@@ -15,6 +15,7 @@ from zufluss.net.connection import CONTROL_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
 from zufluss.record.batch.check import BATCHES_MAX
 from zufluss.tablet import fetch, fetch_reader, lookup, produce, put, service
 from zufluss.tablet.scan import service as scans
+from zufluss.wire import codec
 from zufluss.wire.api import ApiKey
 from zufluss.wire.hot.buckets import BUCKETS_MAX, ENTRIES_AT_ONCE, ENTRY_FIELDS_MAX
 
@@ -29,6 +30,7 @@ ROWS = {
     ],
     "growth of the server": [GROWTH_BYTES >> 20, GROWTH_PER_BYTE],
     "work of one connection": [round(pacing.TURN_SECONDS * 1000)],
+    "a request that is decoded": [codec.BYTES_AT_ONCE],
     "PRODUCE_LOG |": [
         BUCKETS_MAX, BATCHES_MAX, ENTRIES_AT_ONCE, produce.LATER_BYTES_MAX,
     ],

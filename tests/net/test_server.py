@@ -16,8 +16,10 @@ from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import BURST_FACTOR, NetServer
 from zufluss.net.services import Services
+from zufluss.pacing import Pace
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.codec import BYTES_AT_ONCE
 from zufluss.wire.frame import pack_request, unpack_response
 from zufluss.wire.sasl import PlainAuthenticator
 
@@ -95,6 +97,38 @@ def exists_service(gate: asyncio.Event | None = None) -> Services:
 
 def ask(name: str) -> m.DatabaseExistsRequest:
     return m.DatabaseExistsRequest(database_name=name)
+
+
+async def test_a_long_request_is_decoded_in_turns_and_refused_like_a_short_one() -> None:
+    """100,000 paths held the event loop for 40 ms before their handler even began."""
+    seen: list[int] = []
+
+    async def get_metadata(request, context):
+        seen.append(len(request.table_path))
+        return m.MetadataResponse()
+
+    services = exists_service()
+    services.register(ApiKey.GET_METADATA, get_metadata)
+    path = m.PbTablePath(database_name="db", table_name="abc")
+    body = m.MetadataRequest(table_path=[path] * 5_000).SerializeToString()
+    assert len(body) > BYTES_AT_ONCE
+    async with serving(services) as (_, connect):
+        peer = await connect()
+        with pytest.MonkeyPatch.context() as patch:
+            result = Pace.result
+            waited: list[object] = []
+
+            async def counted(self, steps):
+                waited.append(steps)
+                return await result(self, steps)
+
+            patch.setattr(Pace, "result", counted)
+            assert not (await peer.call(ApiKey.GET_METADATA, body)).error
+            assert seen == [5_000]
+            refused = await peer.call(ApiKey.GET_METADATA, body[:-3] + b"\xffbc")
+            assert refused.error.code is ErrorCode.CORRUPT_MESSAGE
+            assert not (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error
+            assert len(waited) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from zufluss.errors import CorruptMessageError
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
-from zufluss.wire.codec import decode
+from zufluss.wire.codec import CHECKS_AT_ONCE, decode, decode_steps
 
 VALUES = {
     FieldDescriptor.TYPE_STRING: "é",
@@ -68,6 +70,22 @@ def test_text_that_is_not_utf8_is_refused_at_any_depth(
 ) -> None:
     with pytest.raises(CorruptMessageError, match="not UTF-8"):
         decode(message_type, body)
+    with pytest.raises(CorruptMessageError, match="not UTF-8"):
+        list(decode_steps(message_type, body))
+
+
+def test_a_message_of_many_parts_is_checked_in_steps_to_its_last_one() -> None:
+    path = m.PbTablePath(database_name="db", table_name="abc")
+    body = m.MetadataRequest(table_path=[path] * 10 * CHECKS_AT_ONCE).SerializeToString()
+    assert sum(step is None for step in decode_steps(m.MetadataRequest, body)) >= 10
+    names = m.ListTablesResponse(table_name=["t"] * 10 * CHECKS_AT_ONCE).SerializeToString()
+    assert sum(step is None for step in decode_steps(m.ListTablesResponse, names)) >= 10
+    for message_type, bad in (
+        (m.MetadataRequest, body[:-3] + b"\xffbc"),
+        (m.ListTablesResponse, names[:-1] + b"\xff"),
+    ):
+        with pytest.raises(CorruptMessageError, match="not UTF-8"):
+            list(decode_steps(message_type, bad))
 
 
 def test_text_deep_in_a_recursive_message_is_checked() -> None:
@@ -105,7 +123,12 @@ def test_random_bytes_decode_or_raise_the_typed_error(
 def _decodes_or_is_refused(request_type: type[Message], body: bytes) -> None:
     try:
         message = decode(request_type, body)
-    except CorruptMessageError:
+    except CorruptMessageError as refused:
+        with pytest.raises(CorruptMessageError, match=re.escape(str(refused))):
+            list(decode_steps(request_type, body))
         return
+    *nothing, same = decode_steps(request_type, body)
+    assert same == message
+    assert nothing == [None] * len(nothing)
     assert message.IsInitialized()
     message.SerializeToString()

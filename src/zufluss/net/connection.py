@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from google.protobuf.message import Message
 
 from zufluss.errors import (
     AuthenticationError,
@@ -33,7 +35,7 @@ from zufluss.net.services import EncodedResponse, Handler, RequestContext
 from zufluss.pacing import Pace
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, Api, ApiKey
-from zufluss.wire.codec import decode
+from zufluss.wire.codec import BYTES_AT_ONCE, decode, decode_steps
 from zufluss.wire.frame import (
     RESPONSE_HEADER,
     SUCCESS,
@@ -489,7 +491,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         if api.for_clients:
             check_control_size(api, len(body))
-        request = decode(api.request, body)
+        if len(body) <= BYTES_AT_ONCE:
+            request: Any = decode(api.request, body)
+        else:
+            request = decode_steps(api.request, bytes(body))
+            handler = partial(self._decode_first, handler)
         self.server.requests[key] += 1
         self.inflight += 1
         if self.inflight == self._inflight_max:
@@ -517,6 +523,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.respond_error(request_id, refusal.code, refusal.message)
         finally:
             self.done()
+
+    async def _decode_first(
+        self, handler: Handler, steps: Iterator[Message | None], context: RequestContext
+    ) -> Any:
+        """Decode a long request in turns of the event loop, then handle it."""
+        return await handler(await self.pace.result(steps), context)
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """End the connection if the task of a request failed: the client has got no answer."""

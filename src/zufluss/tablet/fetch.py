@@ -28,7 +28,7 @@ from typing import Any
 
 import structlog
 
-from zufluss.errors import refusal_of
+from zufluss.errors import ZuflussError, refusal_of
 from zufluss.log.segment import PagesNotCachedError
 from zufluss.net.connection import ServerConnection, check_control_size
 from zufluss.replica.replica import Replica
@@ -38,13 +38,12 @@ from zufluss.tablet.fetch_reader import (
     TURN_BYTES,
     FetchReader,
     Reading,
-    check_counts,
 )
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
-from zufluss.wire.codec import decode
+from zufluss.wire.codec import BYTES_AT_ONCE, decode, parse
 from zufluss.wire.hot.fetch import fetch_response
 
 MAX_WAIT_MS = 60_000
@@ -159,6 +158,8 @@ class Fetch:
             self._unpark()
             self._handler.tasks.spawn(self._read_ahead(cold))
             return
+        except ZuflussError as e:
+            self.connection.respond_error(self.request_id, e.code, e.message)
         except Exception as e:
             log.exception("fetch_failed", peer=self.connection.peer)
             refusal = refusal_of(e)
@@ -259,8 +260,9 @@ class FetchHandler:
     ) -> None:
         """Answer one request now, or park it."""
         check_control_size(APIS[ApiKey.FETCH_LOG], end - start)
-        request = decode(m.FetchLogRequest, view[start:end], check_counts)
-        reader = FetchReader(self._buckets, self._remote_logs, request)
+        body, checked = view[start:end], end - start <= BYTES_AT_ONCE
+        request = decode(m.FetchLogRequest, body) if checked else parse(m.FetchLogRequest, body)
+        reader = FetchReader(self._buckets, self._remote_logs, request, checked=checked)
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
         bytes_min = request.min_bytes if request.HasField("min_bytes") else 1
         fetch = Fetch(self, connection, request_id, reader, bytes_min, wait_ms / 1000)

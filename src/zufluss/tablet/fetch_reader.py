@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -30,7 +30,7 @@ from zufluss.errors import (
 )
 from zufluss.log.log import Log
 from zufluss.log.segment import PagesNotCachedError
-from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX, InvalidPredicateError, Predicate
+from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX, InvalidPredicateError
 from zufluss.record.batch.stats import Matcher, matcher, read_statistics
 from zufluss.record.header import iter_headers
 from zufluss.replica.replica import Replica
@@ -38,9 +38,10 @@ from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.projected import read_projected
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.wire import messages as m
+from zufluss.wire.codec import text_steps
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.hot.fetch import FetchedBucket, FetchedTable
-from zufluss.wire.predicates import predicate_from_proto, predicate_size
+from zufluss.wire.predicates import PredicateSize, predicate_size, predicate_steps
 from zufluss.wire.tables import partition_id_of
 
 EARLIEST_OFFSET = -2
@@ -119,17 +120,33 @@ class TableFetch:
     """Why this table cannot be read as asked; None if it can. Other tables are not concerned."""
 
 
+class Filter(NamedTuple):
+    """The filter of a table in a request."""
+
+    may_match: Matcher
+    """Whether a batch may have a row that matches."""
+    tests: int
+    """Tests of the filter."""
+
+
 class FetchReader:
     """Reads one fetch request from the replicas of a server."""
 
     def __init__(
-        self, buckets: Buckets, remote_logs: RemoteLogRunner, request: m.FetchLogRequest
+        self,
+        buckets: Buckets,
+        remote_logs: RemoteLogRunner,
+        request: m.FetchLogRequest,
+        *,
+        checked: bool = True,
     ) -> None:
+        """The reader checks the texts of a request that is not `checked`, in turns."""
         self._buckets = buckets
         self._remote_logs = remote_logs
         self.any_location = request.any_location
         """The client has a token for every remote location, not only for the first."""
         self.bytes_max = min(request.max_bytes, FETCH_BYTES_MAX)
+        self._checked = checked
         self._request: m.FetchLogRequest | None = request
         """The request until the first read has taken it apart."""
         self.tables: Sequence[TableFetch] = ()
@@ -217,9 +234,19 @@ class FetchReader:
         self, request: m.FetchLogRequest
     ) -> Generator[None, None, Sequence[TableFetch]]:
         """The tables of a request: of a bucket that is named twice, the last entry counts."""
+        if not self._checked:
+            for _ in text_steps(request):
+                yield from self._worked(buckets=4)  # a step is some 64 texts
         last: dict[tuple[int, int | None, int], tuple[int, BucketFetch]] = {}
+        count = len(request.tables_req)
         for number, table in enumerate(request.tables_req):
             table_id = table.table_id
+            count += len(table.buckets_req)
+            if count > BUCKETS_MAX:
+                raise RecordTooLargeError(
+                    f"a fetch of {count} tables and buckets; at most {BUCKETS_MAX} are allowed, "
+                    "send several"
+                )
             for b in table.buckets_req:
                 partition_id, bucket_id = partition_id_of(b), b.bucket_id
                 entry = BucketFetch(partition_id, bucket_id, b.fetch_offset, b.max_fetch_bytes)
@@ -231,15 +258,45 @@ class FetchReader:
         for number, entry in last.values():
             entries[number].append(entry)
         tables = []
+        read = PredicateSize(0, 0)
         for table, its_entries in zip(request.tables_req, entries, strict=True):
+            filter: Filter | ZuflussError | None = None
             if table.HasField("filter_predicate"):
                 size = predicate_size(table.filter_predicate)
-                self.filter_work += TEST_WORK * size.tests + LITERAL_WORK * size.literals
-            tables.append(_table_fetch(self._buckets, table, its_entries))
+                read = PredicateSize(read.tests + size.tests, read.literals + size.literals)
+                _check_filters(read)
+                filter = yield from self._filter(table, size)
+            tables.append(_table_fetch(self._buckets, table, its_entries, filter))
             self.buckets_passed += 1
             if self.cost >= self._turn_end:
                 yield from self._pause()
         return tables
+
+    def _filter(
+        self, request: m.PbFetchLogReqForTable, size: PredicateSize
+    ) -> Generator[None, None, Filter | ZuflussError | None]:
+        """Read the filter of a table in turns; returns why it is refused if it is."""
+        state = self._buckets.tables.get(request.table_id)
+        if state is None:
+            return None
+        schema_id = request.filter_schema_id if request.HasField("filter_schema_id") else None
+        try:
+            for step in predicate_steps(request.filter_predicate, state.schema(schema_id)):
+                if not isinstance(step, PredicateSize):
+                    return Filter(matcher(step), size.tests)
+                yield from self._worked(tests=step.tests, literals=step.literals)
+        except ZuflussError as e:
+            return e
+        return None
+
+    def _worked(
+        self, *, buckets: int = 0, tests: int = 0, literals: int = 0
+    ) -> Generator[None, None, None]:
+        """Count work on the request, and let others run if the share of this turn is used up."""
+        self.buckets_passed += buckets
+        self.filter_work += TEST_WORK * tests + LITERAL_WORK * literals
+        if self.cost >= self._turn_end:
+            yield from self._pause()
 
     def _pause(self) -> Generator[None, None, None]:
         """Let other requests run."""
@@ -455,46 +512,36 @@ def _start_offset(replica: Replica) -> int | None:
     return None if remote is not None and remote.range is None else replica.start_offset
 
 
-def check_counts(request: m.FetchLogRequest) -> None:
-    """Refuse a fetch of too many buckets, or with too large a filter, before any work on it."""
-    count = len(request.tables_req) + sum(len(t.buckets_req) for t in request.tables_req)
-    if count > BUCKETS_MAX:
-        raise RecordTooLargeError(
-            f"a fetch of {count} tables and buckets; at most {BUCKETS_MAX} are allowed, "
-            "send several"
-        )
-    sizes = [
-        predicate_size(t.filter_predicate)
-        for t in request.tables_req
-        if t.HasField("filter_predicate")
-    ]
-    tests = sum(size.tests for size in sizes)
-    literals = sum(size.literals for size in sizes)
-    if tests > TESTS_MAX:
+def _check_filters(size: PredicateSize) -> None:
+    """Refuse a fetch whose filters are too large together."""
+    if size.tests > TESTS_MAX:
         raise InvalidPredicateError(
-            f"the filters of a fetch have {tests} tests together; at most {TESTS_MAX} are allowed, "
-            "fetch fewer tables at a time"
-        )
-    if literals > LITERALS_MAX:
-        raise InvalidPredicateError(
-            f"the filters of a fetch have {literals} literals together; at most {LITERALS_MAX} are "
+            f"the filters of a fetch have {size.tests} tests together; at most {TESTS_MAX} are "
             "allowed, fetch fewer tables at a time"
+        )
+    if size.literals > LITERALS_MAX:
+        raise InvalidPredicateError(
+            f"the filters of a fetch have {size.literals} literals together; at most "
+            f"{LITERALS_MAX} are allowed, fetch fewer tables at a time"
         )
 
 
 def _table_fetch(
-    buckets: Buckets, request: m.PbFetchLogReqForTable, entries: Sequence[BucketFetch]
+    buckets: Buckets,
+    request: m.PbFetchLogReqForTable,
+    entries: Sequence[BucketFetch],
+    filter: Filter | ZuflussError | None,
 ) -> TableFetch:
-    columns = may_match = refusal = None
+    columns = may_match = None
+    refusal = filter if isinstance(filter, ZuflussError) else None
     work = BATCH_WORK
     try:
         columns = _columns(buckets, request)
-        predicate = _predicate(buckets, request)
-        if predicate is not None:
-            may_match = matcher(predicate)
-            work += predicate_size(request.filter_predicate).tests
     except ZuflussError as e:
         refusal = e
+    if isinstance(filter, Filter):
+        may_match = filter.may_match
+        work += filter.tests
     return TableFetch(request.table_id, columns, may_match, work, tuple(entries), refusal)
 
 
@@ -504,14 +551,6 @@ def _columns(buckets: Buckets, request: m.PbFetchLogReqForTable) -> tuple[int, .
     columns = tuple(request.projected_fields)
     _check_projection(buckets, request.table_id, columns)
     return columns
-
-
-def _predicate(buckets: Buckets, request: m.PbFetchLogReqForTable) -> Predicate | None:
-    state = buckets.tables.get(request.table_id)
-    if state is None or not request.HasField("filter_predicate"):
-        return None
-    schema_id = request.filter_schema_id if request.HasField("filter_schema_id") else None
-    return predicate_from_proto(request.filter_predicate, state.schema(schema_id))
 
 
 def _check_projection(buckets: Buckets, table_id: int, columns: Sequence[int]) -> None:

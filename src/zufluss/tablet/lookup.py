@@ -24,6 +24,7 @@ from zufluss.kv.store import SCAN_ROWS, LookupPlaces, RowsTooLargeError, group_k
 from zufluss.kv.tablet import KvTablet
 from zufluss.net.connection import ServerConnection, check_control_size
 from zufluss.net.services import EncodedResponse, RequestContext
+from zufluss.pacing import ITEMS_AT_ONCE, paced
 from zufluss.record.batch.kv import value_header, value_records
 from zufluss.record.kernels.lookup import scan_lookup
 from zufluss.record.slices import Slices
@@ -36,7 +37,7 @@ from zufluss.tablet.put import PutHandler
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
-from zufluss.wire.codec import decode
+from zufluss.wire.codec import BYTES_AT_ONCE, decode, decode_steps
 from zufluss.wire.hot.buckets import BUCKETS_MAX
 
 log = structlog.get_logger(__name__)
@@ -131,8 +132,8 @@ class LookupHandler:
                 "are allowed; try again after a pause",
                 code=ErrorCode.KV_STORAGE_EXCEPTION,
             )
-        request = decode(m.LookupRequest, view[start:end])
-        _check_counts(request)
+        body = view[start:end]
+        request = decode(m.LookupRequest, body) if size <= BYTES_AT_ONCE else bytes(body)
         self._pending_bytes += size
         answer = self._answer(connection, request_id, request)
         self._tasks.answer(connection, answer, partial(self._release, size))
@@ -142,11 +143,18 @@ class LookupHandler:
         self._pending_bytes -= size
 
     async def _answer(
-        self, connection: ServerConnection, request_id: int, request: m.LookupRequest
+        self, connection: ServerConnection, request_id: int, received: m.LookupRequest | bytes
     ) -> None:
-        """Answer a lookup of several buckets, of rows that are not in memory, or that inserts."""
+        """Answer a lookup of several buckets, of rows that are not in memory, or that inserts.
+
+        A long request comes as bytes and is decoded here, in turns.
+        """
         try:
-            few = sum(len(bucket.keys) for bucket in request.buckets_req) <= KEYS_MAX
+            if isinstance(received, bytes):
+                connection.pace.adopt()
+                received = await connection.pace.result(decode_steps(m.LookupRequest, received))
+            request: m.LookupRequest = received
+            few = await _count_keys(request) <= KEYS_MAX
             buffers = await self._answers.make(
                 connection, few, lambda room: self._look_up(request, room)
             )
@@ -209,8 +217,7 @@ class LookupHandler:
         self, request: m.PrefixLookupRequest, context: RequestContext
     ) -> EncodedResponse:
         """PREFIX_LOOKUP: the rows whose keys begin with one of some prefixes, in key order."""
-        _check_counts(request)
-        few = sum(len(bucket.keys) for bucket in request.buckets_req) <= KEYS_MAX
+        few = await _count_keys(request) <= KEYS_MAX
         buffers = await self._answers.make(
             context.reader, few, lambda room: self._prefixes(request, room)
         )
@@ -291,15 +298,21 @@ class LookupHandler:
         return [value_header(sum(map(len, pages)), total), *pages]
 
 
-def _check_counts(request: m.LookupRequest | m.PrefixLookupRequest) -> None:
-    """Refuse a request with too many keys or buckets before any work on it."""
-    buckets = len(request.buckets_req)
-    keys = sum(len(bucket.keys) for bucket in request.buckets_req)
+async def _count_keys(request: m.LookupRequest | m.PrefixLookupRequest) -> int:
+    """Returns the number of keys; refuses too many keys or buckets before any work on them."""
+    entries: Sequence[Any] = request.buckets_req
+    buckets, keys = len(entries), 0
+    if buckets <= ITEMS_AT_ONCE:
+        keys = sum(len(entry.keys) for entry in entries)
+    else:
+        async for entry in paced(entries):
+            keys += len(entry.keys)
     if keys > REQUEST_KEYS_MAX or buckets > BUCKETS_MAX:
         raise RecordTooLargeError(
             f"a lookup of {keys} keys in {buckets} buckets; at most {REQUEST_KEYS_MAX} keys in "
             f"{BUCKETS_MAX} buckets are allowed, send several"
         )
+    return keys
 
 
 def _for_clients(tablet: KvTablet, values: Slices) -> Slices:

@@ -28,9 +28,10 @@ list, and any other test with one is weakened to "has a value", which is safe fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Mapping
 from decimal import Decimal
 from enum import IntEnum
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from zufluss.model.predicate import (
@@ -53,6 +54,8 @@ from zufluss.model.schema import Column, Schema
 from zufluss.model.types import DataType, DecimalType, Root
 from zufluss.wire import messages as m
 
+LITERALS_AT_ONCE = 64
+"""Literals of a filter that are read in one step."""
 LEAF = 0
 COMPOUND = 1
 NANOS_PER_MILLI = 1_000_000
@@ -111,7 +114,7 @@ def _write(predicate: Predicate, schema: Schema, out: m.PbPredicate, depth: int)
         for child in predicate.children:
             _write(child, schema, out.compound.children.add(), depth + 1)
         return
-    column = _column(predicate.field_id, schema)
+    column = _column(predicate.field_id, {c.id: c for c in schema.columns})
     out.type = LEAF
     out.leaf.function = predicate.function
     out.leaf.field_id = predicate.field_id
@@ -127,8 +130,16 @@ def _check_depth(depth: int) -> None:
 
 def predicate_from_proto(message: m.PbPredicate, schema: Schema) -> Predicate:
     """The predicate of a message, checked against the schema it was written for."""
+    *_, predicate = predicate_steps(message, schema)
+    assert isinstance(predicate, Leaf | Compound)
+    return predicate
+
+
+def predicate_steps(message: m.PbPredicate, schema: Schema) -> Iterator[PredicateSize | Predicate]:
+    """`predicate_from_proto` in steps: yields the size of each one, and last the predicate."""
     predicate_size(message)
-    return _from_proto(message, schema, 0)
+    columns = {column.id: column for column in schema.columns}
+    yield (yield from _from_proto(message, columns, 0))
 
 
 class PredicateSize(NamedTuple):
@@ -138,6 +149,12 @@ class PredicateSize(NamedTuple):
     """Leaves and compounds."""
     literals: int
     """Literals of all leaves."""
+
+
+_ONE_TEST = PredicateSize(1, 0)
+_Columns = Mapping[int, Column]
+"""Columns by their id."""
+_Steps = Generator[PredicateSize, None, Predicate]
 
 
 def predicate_size(message: m.PbPredicate) -> PredicateSize:
@@ -164,25 +181,32 @@ def predicate_size(message: m.PbPredicate) -> PredicateSize:
     return PredicateSize(tests, literals)
 
 
-def _from_proto(message: m.PbPredicate, schema: Schema, depth: int) -> Predicate:
+def _from_proto(message: m.PbPredicate, columns: _Columns, depth: int) -> _Steps:
     _check_depth(depth)
+    yield _ONE_TEST
     if message.type == LEAF and message.HasField("leaf"):
-        return _leaf(message.leaf, schema)
+        return (yield from _leaf(message.leaf, columns))
     if message.type == COMPOUND and message.HasField("compound"):
         function = _known(CompoundFunction, message.compound.function)
-        children = message.compound.children
-        return Compound(function, tuple(_from_proto(c, schema, depth + 1) for c in children))
+        children = []
+        for child in message.compound.children:
+            children.append((yield from _from_proto(child, columns, depth + 1)))
+        return Compound(function, tuple(children))
     raise InvalidPredicateError(
         f"predicate type {message.type} without its part; send {LEAF} with a leaf or {COMPOUND} "
         "with a compound"
     )
 
 
-def _leaf(message: m.PbLeafPredicate, schema: Schema) -> Leaf:
+def _leaf(message: m.PbLeafPredicate, columns: _Columns) -> _Steps:
     function = _known(LeafFunction, message.function)
-    column = _column(message.field_id, schema)
+    column = _column(message.field_id, columns)
     check_function(function, column.name, column.data_type)
-    values = tuple(_literal(literal, column) for literal in message.literals)
+    values: list[Value | None] = []
+    for begin in range(0, len(message.literals), LITERALS_AT_ONCE):
+        some = message.literals[begin : begin + LITERALS_AT_ONCE]
+        values += [_literal(literal, column) for literal in some]
+        yield PredicateSize(0, len(some))
     present = tuple(value for value in values if value is not None)
     if len(present) < len(values) and not (function in LIST_TESTS and present):
         return Leaf(LeafFunction.IS_NOT_NULL, column.id)
@@ -196,10 +220,10 @@ def _known(kind: Callable[[int], E], number: int) -> E:
         raise InvalidPredicateError(f"the filter has an unknown function: {e}") from None
 
 
-def _column(field_id: int, schema: Schema) -> Column:
-    column = schema.column_of_id(field_id)
+def _column(field_id: int, columns: _Columns) -> Column:
+    column = columns.get(field_id)
     if column is None:
-        known = ", ".join(f"{c.id} {c.name}" for c in schema.columns[:20])
+        known = ", ".join(f"{c.id} {c.name}" for c in islice(columns.values(), 20))
         raise InvalidPredicateError(
             f"the filter names field id {field_id}, which the table does not have; "
             f"its columns are {known}"

@@ -17,7 +17,7 @@ lease that is dropped. One table that fails the check fails the whole call. A re
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -68,7 +68,8 @@ class LeaseService:
     ) -> m.AcquireKvSnapshotLeaseResponse:
         """ACQUIRE_KV_SNAPSHOT_LEASE (1056): a call without snapshots renews the lease."""
         check_lease_id(request.lease_id)
-        self._check_tables((each.table_id for each in request.snapshots_to_lease), ctx.principal)
+        table_ids = {each.table_id async for each in paced(request.snapshots_to_lease)}
+        self._check_tables(table_ids, ctx.principal)
         snapshot_ids = await _snapshot_ids(request.snapshots_to_lease)
         acquired = await self._leases.acquire(
             request.lease_id,
@@ -87,7 +88,8 @@ class LeaseService:
     ) -> m.AcquireLatestKvSnapshotLeaseResponse:
         """ACQUIRE_LATEST_KV_SNAPSHOT_LEASE (30020): without targets, take over and renew."""
         check_lease_id(request.lease_id)
-        self._check_tables((target.table_id for target in request.targets), ctx.principal)
+        table_ids = {target.table_id async for target in paced(request.targets)}
+        self._check_tables(table_ids, ctx.principal)
         buckets: dict[TableBucket, None] = {}
         named = 0  # a bucket that is named twice is work, too
         async for target in paced(request.targets):
@@ -205,11 +207,10 @@ class LeaseService:
         entry = self._image.table_by_id(table_id)
         return None if entry is None else str(entry.info.path)
 
-    def _check_tables(self, table_ids: Iterable[int], principal: str | None) -> None:
+    def _check_tables(self, table_ids: Set[int], principal: str | None) -> None:
         """Raise for tables without snapshots, or that the principal may not read."""
-        named = set(table_ids)
-        self._leases.check_tables(named)
-        self._check_readable(named, principal)
+        self._leases.check_tables(table_ids)
+        self._check_readable(table_ids, principal)
 
     def _check_readable(self, table_ids: Iterable[int], principal: str | None) -> None:
         if self._authority.is_super(principal):
