@@ -13,7 +13,8 @@ from zufluss.errors import InvalidTableError
 from zufluss.model import types as t
 from zufluss.model.aggregate import AggFunction
 from zufluss.model.ddl import parse_type
-from zufluss.model.schema import Column, Schema
+from zufluss.model.schema import Column, Schema, dump_object, dump_with
+from zufluss.model.table import TableDescriptor
 
 
 @given(schemas())
@@ -187,3 +188,15 @@ def test_a_primary_key_can_be_part_of_the_text() -> None:
     assert schema.column("v").comment == "it's"
     with pytest.raises(InvalidTableError, match="two PRIMARY KEY"):
         Schema.of("a INT, PRIMARY KEY (a), PRIMARY KEY (a)")
+
+
+def test_a_descriptor_is_put_together_as_json_would_write_it() -> None:
+    schema = Schema.of("a BIGINT NOT NULL, b STRING", primary_key=["a"])
+    for comment in (None, 'ü, a "comment"'):
+        descriptor = TableDescriptor(schema, comment, bucket_keys=("a",), bucket_count=3)
+        written = descriptor.to_json()
+        assert TableDescriptor.from_json(written) == descriptor
+        assert dump_object(json.loads(written)) == written
+    assert dump_with({}, "key", b"[1]", {}) == b'{"key":[1]}'
+    assert dump_with({"a": 1}, "key", b"{}", {}) == b'{"a":1,"key":{}}'
+    assert dump_with({}, "key", b"2", {"b": 3, "c": 4}) == b'{"key":2,"b":3,"c":4}'

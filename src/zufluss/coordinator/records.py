@@ -53,7 +53,7 @@ from zufluss.cluster.image import (
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.meta.api import Create, Delete, Entry, Op, Put
 from zufluss.model.partition import spec_of
-from zufluss.model.schema import Schema, dump_object
+from zufluss.model.schema import Schema, dump_object, dump_with
 from zufluss.model.table import (
     DatabaseDescriptor,
     PhysicalTablePath,
@@ -145,13 +145,8 @@ def number(value: int) -> bytes:
 
 def put_database(entry: DatabaseEntry, *, new: bool) -> Op:
     """The operation that creates or replaces a database."""
-    value = dump_object(
-        {
-            "descriptor": json.loads(entry.descriptor.to_json()),
-            "created_time": entry.created_time,
-            "modified_time": entry.modified_time,
-        }
-    )
+    times = {"created_time": entry.created_time, "modified_time": entry.modified_time}
+    value = dump_with({}, "descriptor", entry.descriptor.to_json(), times)
     path = f"/databases/{entry.name}"
     return Create(path, value) if new else Put(path, value)
 
@@ -346,17 +341,13 @@ def _create_schema(base: str, schema_id: int, schema: Schema) -> Op:
 
 def _table_value(entry: TableEntry) -> bytes:
     info = entry.info
-    return dump_object(
-        {
-            "database": info.path.database,
-            "table": info.path.table,
-            "schema_id": info.schema_id,
-            "descriptor": json.loads(info.descriptor.to_json()),
-            "created_time": info.created_time,
-            "modified_time": info.modified_time,
-        }
-        | _location(entry)
-    )
+    head = {
+        "database": info.path.database,
+        "table": info.path.table,
+        "schema_id": info.schema_id,
+    }
+    tail = {"created_time": info.created_time, "modified_time": info.modified_time}
+    return dump_with(head, "descriptor", entry.table_json, tail | _location(entry))
 
 
 def _location(entry: TableEntry | PartitionEntry) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from zufluss.errors import InvalidDatabaseError, InvalidTableError
-from zufluss.model.schema import Schema, dump_object, name_list, parse_object
+from zufluss.model.schema import Schema, dump_object, dump_with, name_list, parse_object
 
 if TYPE_CHECKING:
     from zufluss.config.options import Option
@@ -135,7 +135,7 @@ class TableDescriptor:
 
     def to_json(self) -> bytes:
         """The JSON as it travels and is stored."""
-        out: dict[str, Any] = {"version": 1, "schema": self.schema.to_json()}
+        out: dict[str, Any] = {}
         if self.comment is not None:
             out["comment"] = self.comment
         out["partition_key"] = list(self.partition_keys)
@@ -144,7 +144,7 @@ class TableDescriptor:
             out["bucket_count"] = self.bucket_count
         out["properties"] = dict(self.properties)
         out["custom_properties"] = dict(self.custom_properties)
-        return dump_object(out)
+        return dump_with({"version": 1}, "schema", self.schema.to_json_bytes(), out)
 
     @property
     def has_primary_key(self) -> bool:

@@ -196,6 +196,7 @@ class Assignments:
             return
         if bucket not in remotes:  # it was open when the coordinator was asked, and failed since
             remotes = await self._remotes([assignment])
+        await self._buckets.prepare(bucket.table_id)
         settings = self._buckets.table(bucket.table_id).settings
         copy = BucketCopy(self._restorer, self._remote_logs, assignment, remotes[bucket])
         replica = await open_replica(self._host, assignment, settings, copy)

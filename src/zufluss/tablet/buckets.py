@@ -35,6 +35,7 @@ from zufluss.log.config import LogConfig
 from zufluss.log.log import Log
 from zufluss.model.schema import Schema
 from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo
+from zufluss.pacing import aside
 from zufluss.record.arrow.project import Projector
 from zufluss.record.batch.check import BatchChecker
 from zufluss.replica.replica import Replica, ReplicaSettings
@@ -178,6 +179,15 @@ class Buckets:
         return iter([*self.by_log.values()])
 
     # -- changing ---------------------------------------------------------------------------
+
+    async def prepare(self, table_id: int) -> None:
+        """Make the state that `table` will ask for, in a thread if the table has many columns."""
+        entry = self.image.table_by_id(table_id)
+        if table_id in self.tables or entry is None:
+            return
+        state = await aside(len(entry.table_json), lambda: TableState(entry, self._conf))
+        if table_id not in self.tables and self.image.table_by_id(table_id) is entry:
+            self.tables[table_id] = state
 
     def table(self, table_id: int) -> TableState:
         """The state of a table that gets a bucket here, new if it has none yet."""

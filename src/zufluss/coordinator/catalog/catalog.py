@@ -229,7 +229,7 @@ class Catalog:
         def checked() -> TableDescriptor:
             descriptor = validation.complete(TableDescriptor.from_json(table_json), self._conf)
             validation.check_table(descriptor, self._conf, live_servers)
-            _check_size(path, descriptor)
+            _check_size(path, descriptor)  # encodes the schema, for later uses, too
             return descriptor
 
         descriptor = await aside(len(table_json), checked)
@@ -299,11 +299,17 @@ class Catalog:
             if ignore_if_not_exists and self.image.find_table(path) is None:
                 return None
             before = self.image.table(path)
-            size = request_bytes + len(before.table_json)
-            descriptor = await aside(size, lambda: alter(before.info))
-            if descriptor == before.info.descriptor:
+
+            def altered() -> TableDescriptor | None:
+                descriptor = alter(before.info)
+                if descriptor == before.info.descriptor:
+                    return None
+                _check_size(path, descriptor)  # encodes the schema, for later uses, too
+                return descriptor
+
+            descriptor = await aside(request_bytes + len(before.table_json), altered)
+            if descriptor is None:
                 return before
-            _check_size(path, descriptor)
             self._locations.check_placement(descriptor, before.info.descriptor)
             after = self._altered(before, descriptor)
             await self.ledger.commit(records.alter_table(before, after))

@@ -44,9 +44,11 @@ class CoordinatorService:
         self, request: m.CreateDatabaseRequest, ctx: RequestContext
     ) -> m.CreateDatabaseResponse:
         """CREATE_DATABASE (1001)."""
+        source = request.database_json
+        descriptor = await aside(len(source), lambda: DatabaseDescriptor.from_json(source))
         await self._catalog.create_database(
             request.database_name,
-            DatabaseDescriptor.from_json(request.database_json),
+            descriptor,
             ignore_if_exists=request.ignore_if_exists,
         )
         return m.CreateDatabaseResponse()
