@@ -47,6 +47,7 @@ ROWS = {
     ],
     "LIMIT_SCAN": [
         service.LIMIT_SCAN_BYTES_MAX, service.LIMIT_SCANS_MAX, fetch_reader.TURN_BYTES,
+        lookup.STEP_KEYS, lookup.STEP_BYTES,
     ],
     "LIST_OFFSETS": [BUCKETS_MAX],
     "SCAN_KV, SCAN_KV_SNAPSHOT": [TESTS_MAX, LITERALS_MAX, scans.CALLS_MAX],

@@ -204,8 +204,7 @@ async def test_a_limit_scan_returns_the_rows_that_fit_or_says_that_they_do_not(
 async def test_a_limit_scan_has_all_rows_however_many_pages_they_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("zufluss.kv.store", "zufluss.tablet.lookup"):
-        monkeypatch.setattr(f"{module}.SCAN_ROWS", 10)
+    monkeypatch.setattr(lookup, "STEP_KEYS", 10)
     async with keyed(tmp_path) as tablet:
         await tablet.put(*many(0, 100))
         for limit in (0, 1, 10, 55, 1000):
@@ -216,3 +215,27 @@ async def test_a_limit_scan_has_all_rows_however_many_pages_they_take(
             found = [text_of(tablet, value) for value in limit_values(answer.records)]
             first = sorted(many(0, 100), key=tablet.codec.key)[:limit]
             assert found == [row[1] for row in first]
+
+
+async def test_a_step_of_a_limit_scan_reads_few_bytes_and_a_row_that_is_larger_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 rows of 16 KiB were read in one step, and puts of all tables waited for it."""
+    monkeypatch.setattr(lookup, "STEP_BYTES", 5_000)
+    pages: list[int] = []
+    plain = KvStore.page
+
+    def page(self: KvStore, *arguments: Any) -> tuple[Slices, bytes | None]:
+        values, following = plain(self, *arguments)
+        pages.append(int((values.ends - values.starts).sum()))
+        return values, following
+
+    monkeypatch.setattr(KvStore, "page", page)
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*((i, "x" * (20_000 if i == 50 else 1000)) for i in range(100)))
+        request = m.LimitScanRequest(table_id=TABLE, bucket_id=0, limit=1000)
+        response = await tablet.server.service.limit_scan(request, CONTEXT)
+        answer = decode(m.LimitScanResponse, b"".join(response.buffers))
+        assert len(limit_values(answer.records)) == 100
+        assert [size for size in pages if size > 5_000] == [max(pages)]
+        assert 25 <= len(pages) <= 60, "four rows in most pages, also behind the large row"

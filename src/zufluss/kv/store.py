@@ -274,7 +274,7 @@ class KvStore:
         That key is None at the end; a page may be empty before it. `high` is None for no bound.
         Raises `RowsTooLargeError` if the page takes more than `bytes_max`.
         """
-        names, following = self._next_keys(low, high)
+        names, following = self._next_keys(low, high, min(rows_max, SCAN_ROWS))
         if len(names) > rows_max:
             names, following = names[:rows_max], names[rows_max]
         if not names:
@@ -295,7 +295,7 @@ class KvStore:
         values: list[bytes] = []
         low: bytes | None = b"" if after is None else after + b"\0"
         while low is not None and limit_rows and limit_bytes > 0:
-            names, low = self._next_keys(low, None)
+            names, low = self._next_keys(low, None, SCAN_ROWS)
             for name, value in zip(names, self._values(names, horizon), strict=True):
                 if value is None:
                     continue
@@ -519,12 +519,14 @@ class KvStore:
         except StorageBackpressureError as e:
             log.debug("kv_rows_not_kept", directory=str(self.directory), reason=e.message)
 
-    def _next_keys(self, low: bytes, high: bytes | None) -> tuple[list[bytes], bytes | None]:
-        """Return some keys in [low, high), and the key to continue from, None at the end."""
-        hot = self._order.keys_from(low, high, SCAN_ROWS)
-        cold = [] if self.resident else self._cold.keys_from(low, high, SCAN_ROWS)
+    def _next_keys(
+        self, low: bytes, high: bytes | None, count: int
+    ) -> tuple[list[bytes], bytes | None]:
+        """Return the first keys in [low, high), `count` or a few more, and where to continue."""
+        hot = self._order.keys_from(low, high, count)
+        cold = [] if self.resident else self._cold.keys_from(low, high, count)
         names = sorted({*hot, *cold})
-        ends = [part[-1] for part in (hot, cold) if len(part) == SCAN_ROWS]
+        ends = [part[-1] for part in (hot, cold) if len(part) == count]
         if not ends:
             return names, None
         last = min(ends)

@@ -53,11 +53,13 @@ ANSWER_BYTES = 256 * 1024
 REQUEST_KEYS_MAX = 1 << 16
 """Most keys or prefixes of one request."""
 STEP_KEYS = 1024
-"""Keys whose rows the key-value worker reads in one step; puts run in between."""
+"""Keys whose rows the key-value worker reads in one step, or a limit scan's rows; puts run in
+between."""
 STEP_PREFIXES = 64
 """Prefixes that the key-value worker looks for in one step."""
 STEP_BYTES = 1 << 20
-"""A step of the key-value worker ends when the rows behind its prefixes take so many bytes."""
+"""A step of the key-value worker ends when the rows behind its prefixes take so many bytes; the
+rows of one step of a limit scan take no more, unless one row does."""
 PENDING_BYTES_MAX = 64 << 20
 """Requests that may wait for the key-value worker."""
 
@@ -271,17 +273,18 @@ class LookupHandler:
 
     async def first_rows(self, replica: Replica, limit: int) -> list[Buffer]:
         """A batch of the first `limit` rows of a bucket, as LIMIT_SCAN answers, in parts."""
-        horizon, room, rows = replica.log.high_watermark, self._answers.bytes_max, SCAN_ROWS
+        horizon, room, rows = replica.log.high_watermark, self._answers.bytes_max, STEP_KEYS
         low: bytes | None = b"" if limit > 0 else None
         pages: list[Buffer] = []
         total = 0
         while low is not None and limit > 0:
             rows = min(rows, limit)
+            size = room if rows == 1 else min(room, STEP_BYTES)
 
             def work(
-                tablet: KvTablet, low: bytes = low, room: int = room, rows: int = rows
+                tablet: KvTablet, low: bytes = low, size: int = size, rows: int = rows
             ) -> tuple[Buffer, int, bytes | None]:
-                values, following = tablet.store.page(low, None, horizon, room, rows)
+                values, following = tablet.store.page(low, None, horizon, size, rows)
                 return *value_records(_for_clients(tablet, values)), following
 
             try:
@@ -295,6 +298,8 @@ class LookupHandler:
             total += count
             room -= len(page)
             pages.append(page)
+            if 2 * len(page) <= STEP_BYTES:  # the rows were large, and these are not
+                rows = min(2 * rows, STEP_KEYS)
         return [value_header(sum(map(len, pages)), total), *pages]
 
 
