@@ -19,13 +19,19 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 import zufluss
+from zufluss.model.alter import ConfigOp
+from zufluss.model.predicate import LITERALS_MAX, Leaf, LeafFunction
+from zufluss.model.schema import Schema
+from zufluss.model.table import TableDescriptor
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.frame import pack_request
 from zufluss.wire.hot.buckets import BUCKETS_MAX
+from zufluss.wire.predicates import predicate_to_proto
 
 BUCKETS = 500
+WIDE_COLUMNS = 10_000
 UNLOADED_PINGS = 500
 """Pings before the first request: their worst latency is the other side of the ratio."""
 PAUSE_SECONDS = 0.001
@@ -130,6 +136,33 @@ def requests(log_id: int, keyed_id: int) -> Iterator[tuple[ApiKey, int, Message]
     for _ in range(200_000):
         lease.targets.add(table_id=keyed_id)
     yield ApiKey.ACQUIRE_LATEST_KV_SNAPSHOT_LEASE, 0, lease
+    filtered = m.FetchLogRequest(follower_server_id=-1, max_bytes=1, max_wait_ms=1, min_bytes=1)
+    table = filtered.tables_req.add(table_id=log_id, projection_pushdown_enabled=False)
+    table.buckets_req.add(bucket_id=0, fetch_offset=0, max_fetch_bytes=1)
+    one = Leaf(LeafFunction.IN, 0, (0,) * LITERALS_MAX)
+    table.filter_predicate.CopyFrom(predicate_to_proto(one, Schema.of("id INT")))
+    yield ApiKey.FETCH_LOG, 0, filtered
+    yield from wide_tables()
+
+
+def wide_tables() -> Iterator[tuple[ApiKey, int, Message]]:
+    """Requests about a table with many columns."""
+    path = m.PbTablePath(database_name="fluss", table_name="wide")
+    schema = Schema.of(
+        "id INT NOT NULL, " + ", ".join(f"c{i} INT" for i in range(WIDE_COLUMNS)),
+        primary_key=["id"],
+    )
+    wide = TableDescriptor(schema, bucket_keys=("id",), bucket_count=1).to_json()
+    yield (
+        ApiKey.CREATE_TABLE,
+        0,
+        m.CreateTableRequest(table_path=path, table_json=wide, ignore_if_exists=False),
+    )
+    yield ApiKey.GET_TABLE_SCHEMA, 0, m.GetTableSchemaRequest(table_path=path)
+    alter = m.AlterTableRequest(table_path=path, ignore_if_not_exists=False)
+    alter.config_changes.add(config_key="owner", config_value="bench", op_type=ConfigOp.SET)
+    yield ApiKey.ALTER_TABLE, 0, alter
+    yield ApiKey.DROP_TABLE, 0, m.DropTableRequest(table_path=path, ignore_if_not_exists=False)
 
 
 def main() -> None:
