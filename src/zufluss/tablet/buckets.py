@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 
 from zufluss.cluster.image import ClusterImage, TableEntry
@@ -83,16 +84,19 @@ class TableState:
         self.replicas: dict[BucketKey, Replica] = {}
         self.refused: dict[BucketKey, RefusedBucket] = {}
         """Buckets whose data is damaged, or lost and not restored yet."""
-        self.update(entry)
+        self.update(entry, self.settings_of(entry))
         self.has_primary_key = self.info.has_primary_key
         self.checker = BatchChecker(self.find_schema, self.info.log_format)
 
-    def update(self, entry: TableEntry) -> None:
-        """The table is new, or was altered."""
+    def update(self, entry: TableEntry, settings: ReplicaSettings) -> None:
+        """The table is new, or was altered; `settings` are those of the entry."""
+        self.info, self.schemas, self.settings = entry.info, entry.schemas, settings
+        self.projector = Projector(self.find_schema, entry.info.schema)
+
+    def settings_of(self, entry: TableEntry) -> ReplicaSettings:
+        """The settings of the table's buckets under an entry; takes long for many columns."""
         info = entry.info
-        self.info, self.schemas = info, entry.schemas
-        self.projector = Projector(self.find_schema, info.schema)
-        self.settings = ReplicaSettings(
+        return ReplicaSettings(
             LogConfig.of(self._conf, info),
             info.property(table_options.TABLE_DATALAKE_ENABLED),
             KvTable(info, entry.schemas) if info.has_primary_key else None,
@@ -199,11 +203,19 @@ class Buckets:
             table = self.tables[table_id] = TableState(entry, self._conf)
         return table
 
-    def alter(self, entry: TableEntry) -> None:
-        """Apply new properties or a new schema of a table; passed over if no bucket is here."""
-        table = self.tables.get(entry.info.table_id)
-        if table is not None:
-            table.update(entry)
+    async def alter(self, entry: TableEntry) -> None:
+        """Apply new properties or a new schema of a table; passed over if no bucket is here.
+
+        What takes long for many columns is done in a thread. An entry that the image has replaced
+        meanwhile is passed over, too: the change that replaced it is applied by its own call.
+        """
+        table_id = entry.info.table_id
+        table = self.tables.get(table_id)
+        if table is None:
+            return
+        settings = await aside(len(entry.table_json), partial(table.settings_of, entry))
+        if self.tables.get(table_id) is table and self.image.table_by_id(table_id) is entry:
+            table.update(entry, settings)
             for replica in table.replicas.values():
                 replica.alter(table.settings)
 

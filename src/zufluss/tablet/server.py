@@ -204,8 +204,8 @@ class TabletServer:
             self.assignments.close_others(replicas)
             for replica in self.buckets.replicas():
                 replica.lake_reached(None)  # the coordinator tells it again
-            for entry in image.tables():
-                self.buckets.alter(entry)
+            for entry in [*image.tables()]:  # it may change meanwhile
+                await self.buckets.alter(entry)
             self.snapshots.ask_again()
             await self.assignments.open_all(replicas)
         if not self.started:
@@ -217,7 +217,7 @@ class TabletServer:
         self.image.apply(changes)
         for change in changes:
             if isinstance(change, TablePut):
-                self.buckets.alter(change.entry)
+                await self.buckets.alter(change.entry)
         self.producers.keep(lambda table_id: self.image.table_by_id(table_id) is not None)
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
