@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tests.coordinator.support import RecordingTablet
 from zufluss.cluster.remote import ManifestCommit, metadata_file
 from zufluss.coordinator.remote.checks import bucket_directory
 from zufluss.coordinator.server import Coordinator
@@ -25,10 +26,12 @@ LOGGED = TablePath("fluss", "logged")
 
 
 class Coordinated(Protocol):
-    """Anything with a coordinator."""
+    """Anything with a coordinator and a tablet server."""
 
     @property
     def coordinator(self) -> Coordinator: ...
+    @property
+    def tablet(self) -> RecordingTablet: ...
 
 
 def keyed_json(partitions: tuple[str, ...] = (), buckets: int = 1) -> bytes:
@@ -63,6 +66,12 @@ def directory(cluster: Coordinated, kind: str, bucket: TableBucket) -> str:
     return bucket_directory(cluster.coordinator.image, kind, bucket)
 
 
+def reached(cluster: Coordinated, bucket: TableBucket, offset: int) -> None:
+    """Have the tablet server's log of a bucket reach an offset, if it does not yet."""
+    ends = cluster.tablet.ends
+    ends[bucket] = max(offset, ends.get(bucket, 0))
+
+
 async def segment(
     cluster: Coordinated, bucket: TableBucket, start: int, end: int, location_id: int = 1
 ) -> RemoteSegment:
@@ -91,6 +100,7 @@ async def manifest(
     table = cluster.coordinator.image.table_by_id(bucket.table_id)
     assert table is not None
     document = LogManifest(PhysicalTablePath(*table.info.path), bucket, tuple(segments))
+    reached(cluster, bucket, document.end_offset or 0)
     await storage(cluster).objects(location_id).put(path, document.to_json())
     return ManifestCommit(
         bucket,
@@ -138,6 +148,7 @@ async def snapshot(
         row_count=7,
         writers=await put(cluster, location_id, f"{where}/{uuid.uuid4()}", 5) if writers else None,
     )
+    reached(cluster, bucket, made.log_offset)
     objects = storage(cluster).objects(location_id)
     data = made.to_json(objects.full_path(where), storage(cluster).full_path)
     await objects.put(metadata_file(made)[1], data)

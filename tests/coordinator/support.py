@@ -175,7 +175,7 @@ class Cluster:
         await self.stop()
         again = Cluster(self.directory)
         again.conf, again.clock, again.seconds = self.conf, self.clock, self.seconds
-        again.tablet.end = self.tablet.end
+        again.tablet.end, again.tablet.ends = self.tablet.end, self.tablet.ends
         return await again.start()
 
     async def call(self, key: ApiKey, listener: str = "CLIENT", **fields: Any) -> Any:

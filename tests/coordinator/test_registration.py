@@ -83,6 +83,7 @@ class Apart:
         self.to_coordinator = Loopback(Services())
         self.cluster_ids: list[str] = []
         self.reports: list[HealthReport] = []
+        self.list_offsets = self._list_ends
         self.link = self.new_link()
 
     def new_link(self) -> CoordinatorLink:
@@ -94,6 +95,7 @@ class Apart:
         )  # fmt: skip
         services = Services()
         link.register(services)
+        services.register(ApiKey.LIST_OFFSETS, lambda request, ctx: self.list_offsets(request, ctx))
         self.to_tablet.services = services
         return link
 
@@ -139,8 +141,6 @@ class Apart:
         """Have a tiering service commit a lake snapshot of the only lake table."""
         self.clock.now_ms += DAY_MS
         self.tablet.ends |= offsets
-        if ApiKey.LIST_OFFSETS not in self.tablet_services.handlers:
-            self.tablet_services.register(ApiKey.LIST_OFFSETS, self._list_offsets)
         lake = self.coordinator.lake
         turn = await lake.hand_out(MINUTE_MS)
         assert turn is not None
@@ -148,7 +148,7 @@ class Apart:
         file = await lake.prepare(info.table_id, path, offsets, hand_out=hand_out)
         await lake.commit(LakeCommit(info.table_id, snapshot_id, file, hand_out=hand_out))
 
-    async def _list_offsets(
+    async def _list_ends(
         self, request: m.ListOffsetsRequest, ctx: RequestContext
     ) -> m.ListOffsetsResponse:
         buckets = [TableBucket(request.table_id, None, i) for i in request.bucket_id]

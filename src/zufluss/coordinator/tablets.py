@@ -15,7 +15,7 @@ buckets in question.
 | update_locations | UPDATE_LOCATIONS (30004) | the remote locations changed |
 | update_producers | UPDATE_PRODUCERS (30044) | producers of a table changed, or buckets of it are about to start |
 | producer_idle_ms | GET_PRODUCER_ACTIVITY (30045) | somebody wants columns of a producer |
-| end_offsets | LIST_OFFSETS (1021) | a producer begins |
+| end_offsets | LIST_OFFSETS (1021) | a producer begins; a commit claims a new offset |
 | assign | answer of REGISTER_TABLET_SERVER (30000) | a tablet server joined |
 
 `assign` carries the whole image and all replicas of the server. Other buckets on its disk belong to
@@ -26,6 +26,11 @@ that is not its own (`tablet/link.py`).
 
 A call that does not reach a server is not repeated: the server learns everything when it registers
 again. Only calls about producers must reach all leaders of a table, or they fail.
+
+Offsets that a lake snapshot, a manifest or a key-value snapshot claims are checked in one place,
+`Tablets.unreached`: the leader is asked for its high watermark after the claim has arrived. The
+high watermark of a log never goes back, so a true claim is never refused because of an answer that
+is out of date. While a leader is away, a claim of a new offset is refused with a retriable error.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import structlog
 
 from zufluss.cluster import codec
-from zufluss.cluster.image import ImageChange
+from zufluss.cluster.image import ClusterImage, ImageChange
 from zufluss.cluster.producers import TableProducers, producers_to_proto
 from zufluss.cluster.replicas import (
     KvSnapshotOffset,
@@ -53,6 +58,7 @@ from zufluss.cluster.replicas import (
 )
 from zufluss.errors import LeaderNotAvailableError, NetworkError, ZuflussError, error
 from zufluss.model.table import TableBucket
+from zufluss.pacing import paced
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import bucket_from_proto
@@ -165,6 +171,25 @@ class Tablets:
         for answer in await self._strictly(leaders, lambda i, g: g.end_offsets(leaders[i])):
             offsets |= answer
         return offsets
+
+    async def unreached(
+        self,
+        image: ClusterImage,
+        known: Mapping[TableBucket, int],
+        claimed: Mapping[TableBucket, int],
+    ) -> dict[TableBucket, int]:
+        """The high watermarks of the buckets whose claimed offset is above it.
+
+        Offsets that are not above `known` are true, and their leaders are not asked. Buckets
+        without a leader, such as those of dropped partitions, are left out.
+        """
+        leaders: dict[int, list[TableBucket]] = {}
+        async for bucket, offset in paced(claimed.items()):
+            leader = image.leader(bucket)
+            if leader is not None and offset > known.get(bucket, 0):
+                leaders.setdefault(leader[0], []).append(bucket)
+        ends = await self.end_offsets(leaders)
+        return {bucket: end for bucket, end in ends.items() if claimed[bucket] > end}
 
     def _there(self, server_id: int) -> TabletGateway:
         if server_id not in self._gateways:

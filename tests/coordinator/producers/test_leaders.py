@@ -28,7 +28,6 @@ from zufluss.errors import LeaderNotAvailableError, NetworkError
 from zufluss.model.table import TableBucket
 from zufluss.tablet.service import LATEST
 from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
 
 HOLD_SECONDS = 7 * 86_400
 
@@ -181,7 +180,7 @@ async def test_apart_the_same_travels_in_messages(tmp_path: Path) -> None:
         ]
         return m.ListOffsetsResponse(buckets_resp=answers)
 
-    apart.tablet_services.register(ApiKey.LIST_OFFSETS, list_offsets)
+    apart.list_offsets = list_offsets
     made = await apart.coordinator.catalog.create_table(VIEWS, views_json())
     producers = apart.coordinator.producers
     call = InitCall("job", made.info.table_id, TTL_MS, (PV,))
@@ -210,7 +209,7 @@ async def test_the_answer_of_a_bucket_that_failed_counts(tmp_path: Path) -> None
         answer = m.PbListOffsetsRespForBucket(bucket_id=0, error_code=12, error_message="moved")
         return m.ListOffsetsResponse(buckets_resp=[answer])
 
-    apart.tablet_services.register(ApiKey.LIST_OFFSETS, refuse)
+    apart.list_offsets = refuse
     made = await apart.coordinator.catalog.create_table(VIEWS, views_json(buckets=1))
     bucket = TableBucket(made.info.table_id, None, 0)
     with pytest.raises(LeaderNotAvailableError, match=f"{bucket}: moved"):

@@ -392,3 +392,23 @@ async def test_questions_about_other_tables_are_refused(cluster: Cluster) -> Non
     assert [s.HasField("snapshot_id") for s in answer.latest_snapshots] == [False]
     with pytest.raises(PartitionNotExistError):
         await cluster.call(ApiKey.LIST_KV_SNAPSHOTS, table_id=made.table_id, partition_id=77)
+
+
+@pytest.mark.parametrize("offset", [11, 10**15, 2**63 - 1])
+async def test_a_snapshot_beyond_the_high_watermark_is_refused(
+    cluster: Cluster, bucket: TableBucket, offset: int
+) -> None:
+    """The changelog before it would be deleted, and no later snapshot could be committed."""
+    _, data = await snapshot(cluster, bucket, 0, log_offset=10)
+    await commit(cluster, data)
+    _, lie = await snapshot(cluster, bucket, 1, log_offset=offset)
+    cluster.tablet.ends[bucket] = 10
+    before = cluster.coordinator.remotes.get(bucket)
+    with pytest.raises(OffsetOutOfRangeError, match=f"ends at offset 10, .* cannot reach {offset}"):
+        await commit(cluster, lie)
+    with pytest.raises(ZuflussError) as fenced:
+        await commit(cluster, lie, leader_epoch=7)
+    assert fenced.value.code is ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION
+    assert cluster.coordinator.remotes.get(bucket) is before
+    cluster.tablet.ends[bucket] = offset
+    await commit(cluster, lie)

@@ -20,7 +20,9 @@ from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import (
     ConfigError,
     ErrorCode,
+    LeaderNotAvailableError,
     LocationMovedError,
+    OffsetOutOfRangeError,
     TableNotExistError,
     UnknownTableOrBucketError,
     ZuflussError,
@@ -97,6 +99,42 @@ async def test_another_leader_epoch_is_refused(
     made = await manifest(cluster, bucket, [], leader_epoch=leader_epoch)
     assert not await cluster.coordinator.remote.commit_manifest(made)
     assert await known(cluster, bucket) is None
+
+
+@pytest.mark.parametrize("end", [11, 10**15, 2**63 - 1])
+async def test_a_manifest_beyond_the_high_watermark_is_refused(
+    cluster: Cluster, bucket: TableBucket, end: int
+) -> None:
+    """A log that was lost would continue at that offset, and everything before it be gone."""
+    first = await committed(cluster, bucket)
+    more = await manifest(cluster, bucket, [], base=first.manifest_path)
+    with pytest.raises(OffsetOutOfRangeError, match=f"ends at offset 10, .* cannot reach {end}"):
+        await cluster.coordinator.remote.commit_manifest(replace(more, end_offset=end))
+    assert await known(cluster, bucket) == first.manifest_path
+    former = replace(more, leader_epoch=-1, end_offset=end)
+    assert not await cluster.coordinator.remote.commit_manifest(former), "its epoch says enough"
+    cluster.tablet.ends[bucket] = end
+    assert await cluster.coordinator.remote.commit_manifest(replace(more, end_offset=end))
+
+
+async def test_without_its_leader_a_new_end_is_refused_and_a_known_one_is_not(
+    cluster: Cluster, bucket: TableBucket
+) -> None:
+    """The commit that is sent again after a lost answer, and one that only drops segments."""
+    first = await committed(cluster, bucket)
+    cluster.tablet.deaf = LeaderNotAvailableError("it restarts")
+    assert await cluster.coordinator.remote.commit_manifest(first)
+    dropped = await manifest(cluster, bucket, [], base=first.manifest_path)
+    dropped = replace(dropped, start_offset=10, end_offset=10)
+    assert await cluster.coordinator.remote.commit_manifest(dropped)
+    more = await manifest(
+        cluster, bucket, [await segment(cluster, bucket, 10, 20)], base=dropped.manifest_path
+    )
+    with pytest.raises(LeaderNotAvailableError, match="try again"):
+        await cluster.coordinator.remote.commit_manifest(more)
+    assert await known(cluster, bucket) == dropped.manifest_path
+    cluster.tablet.deaf = None
+    assert await cluster.coordinator.remote.commit_manifest(more)
 
 
 async def test_another_coordinator_epoch_is_refused_on_the_wire(

@@ -20,7 +20,12 @@ from tests.coordinator.remotes import (
 )
 from tests.coordinator.support import call, table_json
 from tests.coordinator.test_registration import Apart
-from zufluss.errors import ErrorCode, KvSnapshotNotExistError, ZuflussError
+from zufluss.errors import (
+    ErrorCode,
+    KvSnapshotNotExistError,
+    OffsetOutOfRangeError,
+    ZuflussError,
+)
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -70,6 +75,20 @@ async def test_a_tablet_server_commits_and_asks_what_counts(
     assert found == await apart.coordinator.remote.bucket_remotes([bucket])
     assert found[bucket].manifest_path == made.manifest_path
     assert [s.snapshot_id for s in found[bucket].snapshots] == [0]
+
+
+async def test_the_leader_is_asked_how_far_its_log_is(apart: Apart, bucket: TableBucket) -> None:
+    made = await manifest(apart, bucket, [await segment(apart, bucket, 0, 10)])
+    _, data = await snapshot(apart, bucket, 0, log_offset=10)
+    apart.tablet.ends[bucket] = 9
+    with pytest.raises(OffsetOutOfRangeError, match="ends at offset 9, a manifest cannot reach 10"):
+        await apart.client.commit_manifest(made)
+    with pytest.raises(OffsetOutOfRangeError, match="ends at offset 9, a snapshot cannot reach 10"):
+        await apart.client.commit_snapshot(data, 0)
+    assert await apart.client.bucket_remotes([bucket]) == {}
+    apart.tablet.ends[bucket] = 10
+    assert await apart.client.commit_manifest(made)
+    await apart.client.commit_snapshot(data, 0)
 
 
 async def test_clients_ask_a_tablet_server_about_snapshots(

@@ -26,7 +26,7 @@ from zufluss.errors import (
     PartitionNotExistError,
     UnknownTableOrBucketError,
 )
-from zufluss.model.table import TableBucket, TableInfo
+from zufluss.model.table import TableInfo
 from zufluss.pacing import paced
 
 
@@ -70,15 +70,9 @@ async def check_reached(
 
     Buckets of dropped partitions are not checked.
     """
-    leaders: dict[int, list[TableBucket]] = {}
-    async for bucket, offset in paced(offered.items()):
-        leader = image.leader(bucket)
-        if leader is not None and offset > known.get(bucket, 0):
-            leaders.setdefault(leader[0], []).append(bucket)
-    for bucket, end in (await tablets.end_offsets(leaders)).items():
-        if offered[bucket] > end:
-            raise OffsetOutOfRangeError(
-                f"{bucket} of table '{info.path}' ends at offset {end}, the lake cannot have it up "
-                f"to {offered[bucket]}; report the offset after the last record that was tiered. "
-                f"If the log lost records with a disk, drop and re-create the table"
-            )
+    for bucket, end in (await tablets.unreached(image, known, offered)).items():
+        raise OffsetOutOfRangeError(
+            f"{bucket} of table '{info.path}' ends at offset {end}, the lake cannot have it up "
+            f"to {offered[bucket]}; report the offset after the last record that was tiered. "
+            f"If the log lost records with a disk, drop and re-create the table"
+        )

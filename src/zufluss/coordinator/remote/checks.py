@@ -1,4 +1,9 @@
-"""Checks of files that tablet servers report: the coordinator later deletes by these names."""
+"""Checks of what tablet servers report of remote files.
+
+The coordinator later deletes by the names of the files. By the offsets, servers delete records of
+their logs, and a lost log continues there; so no offset is believed beyond the high watermark of
+its bucket.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,14 @@ from collections.abc import Iterable
 
 from zufluss.cluster.image import ClusterImage
 from zufluss.coordinator.bucket_remotes import gone
-from zufluss.errors import ConfigError, ErrorCode, LocationMovedError, error
+from zufluss.coordinator.tablets import Tablets
+from zufluss.errors import (
+    ConfigError,
+    ErrorCode,
+    LocationMovedError,
+    OffsetOutOfRangeError,
+    error,
+)
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote import layout
 from zufluss.remote.layout import RemoteName
@@ -32,6 +44,20 @@ def bucket_directory(image: ClusterImage, kind: str, bucket: TableBucket) -> str
         raise gone(bucket)
     path = PhysicalTablePath(*table.info.path, None if partition is None else partition.name)
     return layout.bucket_directory(kind, path, bucket)
+
+
+async def check_reached(
+    image: ClusterImage, tablets: Tablets, bucket: TableBucket, known: int, offset: int, what: str
+) -> None:
+    """Raise if a file claims an offset above `known` and above the high watermark of its bucket.
+
+    The leader is asked, so do not hold a turn. `what` names the file, as `a manifest`.
+    """
+    for end in (await tablets.unreached(image, {bucket: known}, {bucket: offset})).values():
+        raise OffsetOutOfRangeError(
+            f"{bucket} ends at offset {end}, {what} cannot reach {offset}; commit only what is "
+            "below the high watermark of the log"
+        )
 
 
 def check_locations(storage: RemoteStorage, location_ids: Iterable[int]) -> None:

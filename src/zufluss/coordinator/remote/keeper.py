@@ -63,7 +63,7 @@ class RemoteKeeper:
     ) -> None:
         """`drops_over` waits for drops of the catalog; `lake_offset` is `LakeTables.offset`."""
         self.remotes = remotes
-        self.logs = LogManifests(remotes, storage)
+        self.logs = LogManifests(remotes, storage, tablets)
         self.snapshots = KvSnapshots(
             remotes,
             storage,

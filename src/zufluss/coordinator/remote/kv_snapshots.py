@@ -1,10 +1,10 @@
 """Key-value snapshots of buckets: their commits, their retention, and their deletion.
 
 A tablet server uploads a snapshot, `_METADATA` last, and commits it here. Its id must be new, its
-leader the present one, and its offset not below that of the snapshot before; no location may have
-been moved since its files were uploaded. The same transaction says which snapshots are kept: the
-newest `kv.snapshot.num-retained`, and those that leases pin (`leases/pins.py`). The others are
-dropped:
+leader the present one, and its offset neither below that of the snapshot before nor above the high
+watermark of the changelog; no location may have been moved since its files were uploaded. The same
+transaction says which snapshots are kept: the newest `kv.snapshot.num-retained`, and those that
+leases pin (`leases/pins.py`). The others are dropped:
 
 | step | durable afterwards |
 |---|---|
@@ -40,7 +40,12 @@ from zufluss.cluster.remote import SnapshotHandle, metadata_file
 from zufluss.cluster.replicas import KvSnapshotOffset
 from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, gone
 from zufluss.coordinator.feed import Feed
-from zufluss.coordinator.remote.checks import check_locations, check_moves, check_name
+from zufluss.coordinator.remote.checks import (
+    check_locations,
+    check_moves,
+    check_name,
+    check_reached,
+)
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.tasks import PendingTasks
 from zufluss.coordinator.worklist import WorkList
@@ -137,6 +142,7 @@ class KvSnapshots:
         """
         snapshot = await _parsed(metadata)
         handle = self._checked(snapshot)
+        await self._check_end(snapshot, leader_epoch)
         await self._read_kept(snapshot.bucket)
         await self._remotes.tasks.undisturbed(
             self._commit(snapshot, handle, leader_epoch, locations_version)
@@ -211,6 +217,16 @@ class KvSnapshots:
         for bucket in buckets:
             self.deletions.add(bucket)
         self._tasks.later(self._tablets.notify_kv_snapshot_offset(self._offsets(buckets)))
+
+    async def _check_end(self, snapshot: KvSnapshot, leader_epoch: int) -> None:
+        """`OffsetOutOfRangeError` if the present leader has less than the snapshot claims."""
+        bucket = snapshot.bucket
+        leader, record = self._image.leader(bucket), self._remotes.get(bucket)
+        if leader is not None and leader[1] == leader_epoch:
+            known = record.snapshots[-1].log_offset if record.snapshots else 0
+            await check_reached(
+                self._image, self._tablets, bucket, known, snapshot.log_offset, "a snapshot"
+            )
 
     def _checked(self, snapshot: KvSnapshot) -> SnapshotHandle:
         """The handle of a snapshot; `ConfigError` unless its files belong to its bucket."""

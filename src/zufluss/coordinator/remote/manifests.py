@@ -3,7 +3,9 @@
 A tablet server writes a manifest and commits it here. Two things fence a former leader: the leader
 epoch of the bucket, and the manifest that the new one is based on. A commit is one transaction; the
 same commit sent again succeeds again. A commit of files that were uploaded before a location was
-moved is refused with `LocationMovedError`: they may lie at the former address.
+moved is refused with `LocationMovedError`: they may lie at the former address. One of the present
+leader with an end above the high watermark of the log is refused with `OffsetOutOfRangeError`: a
+log that was lost would continue there.
 
 A refused commit changes nothing; the server then asks for the valid manifest (`bucket_remotes`).
 The server that wrote files deletes them; files that it leaves are garbage for the sweep
@@ -18,7 +20,13 @@ import structlog
 
 from zufluss.cluster.remote import ManifestCommit
 from zufluss.coordinator.bucket_remotes import BucketRecord, BucketRemotes, ManifestRecord, gone
-from zufluss.coordinator.remote.checks import check_locations, check_moves, check_name
+from zufluss.coordinator.remote.checks import (
+    check_locations,
+    check_moves,
+    check_name,
+    check_reached,
+)
+from zufluss.coordinator.tablets import Tablets
 from zufluss.errors import ConfigError
 from zufluss.model.table import TableBucket
 from zufluss.remote import layout
@@ -30,13 +38,15 @@ log = structlog.get_logger(__name__)
 class LogManifests:
     """The remote logs of all buckets."""
 
-    def __init__(self, remotes: BucketRemotes, storage: RemoteStorage) -> None:
+    def __init__(self, remotes: BucketRemotes, storage: RemoteStorage, tablets: Tablets) -> None:
         self._remotes = remotes
         self._storage = storage
+        self._tablets = tablets
 
     async def commit(self, commit: ManifestCommit) -> bool:
         """Commit a manifest; False, without a change, for a former leader or an old base."""
         self._check(commit)
+        await self._check_end(commit)
         return await self._remotes.tasks.undisturbed(self._commit(commit))
 
     async def _commit(self, commit: ManifestCommit) -> bool:
@@ -73,6 +83,17 @@ class LogManifests:
         """The manifests of a table or partition, by bucket."""
         buckets = self._remotes.of_owner(table_id, partition_id)
         return [(b, record.manifest) for b, record in buckets if record.manifest is not None]
+
+    async def _check_end(self, commit: ManifestCommit) -> None:
+        """`OffsetOutOfRangeError` if the present leader has less than the manifest claims.
+
+        A former leader may know of more; its commit is refused for its epoch.
+        """
+        image, bucket = self._remotes.image, commit.bucket
+        leader, known = image.leader(bucket), self._remotes.get(bucket).manifest
+        if leader is not None and leader[1] == commit.leader_epoch:
+            end = 0 if known is None else known.end_offset
+            await check_reached(image, self._tablets, bucket, end, commit.end_offset, "a manifest")
 
     def _check(self, commit: ManifestCommit) -> None:
         """`ConfigError` unless the commit names a manifest file of its bucket."""
