@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 import structlog
 
 from zufluss.coordinator.tasks import PendingTasks
+from zufluss.errors import TableNotExistError
 
 
 async def test_work_is_finished_when_its_caller_is_cancelled() -> None:
@@ -65,3 +68,32 @@ async def test_a_failure_that_nobody_waits_for_is_logged() -> None:
         await tasks.settle()
         await asyncio.sleep(0)
     assert [entry["event"] for entry in logs] == ["test_task_failed"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "event"),
+    [(TableNotExistError("it was dropped"), "test_task_refused"), (OSError(5), "test_task_failed")],
+)
+async def test_a_failure_behind_a_caller_that_went_away_is_logged_once(
+    problem: Exception, event: str
+) -> None:
+    """Otherwise asyncio would report a task whose exception nobody retrieved."""
+    tasks, go, reports = PendingTasks("test"), asyncio.Event(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+
+    async def work() -> None:
+        await go.wait()
+        raise problem
+
+    caller = asyncio.create_task(tasks.undisturbed(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    with structlog.testing.capture_logs() as logs:
+        go.set()
+        await tasks.settle()
+        await asyncio.sleep(0)
+    gc.collect()
+    assert [entry["event"] for entry in logs] == [event]
+    assert reports == []

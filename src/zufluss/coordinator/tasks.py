@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import structlog
 
+from zufluss.errors import ZuflussError
+
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
@@ -25,6 +27,11 @@ class PendingTasks:
         self._name = name
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    @property
+    def under_way(self) -> int:
+        """Number of tasks that have not ended."""
+        return len(self._tasks)
+
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run the work in a task; the caller looks at its outcome."""
         task = asyncio.create_task(work)
@@ -33,15 +40,27 @@ class PendingTasks:
         return task
 
     async def undisturbed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of the work; it is finished even if the caller is cancelled."""
-        return await asyncio.shield(self.begin(work))
+        """Return the result of the work; it is finished even if the caller is cancelled.
+
+        If it fails after its caller went away, the failure is logged.
+        """
+        task = self.begin(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._log_failure)
+            raise
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work in a task that nobody waits for; a failure is logged."""
         self.begin(work).add_done_callback(self._log_failure)
 
-    def _log_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (problem := task.exception()) is not None:
+    def _log_failure(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or (problem := task.exception()) is None:
+            return
+        if isinstance(problem, ZuflussError):  # refused, such as a change of a dropped table
+            log.warning(f"{self._name}_task_refused", error=str(problem))
+        else:
             log.error(f"{self._name}_task_failed", exc_info=problem)
 
     async def settle(self) -> None:

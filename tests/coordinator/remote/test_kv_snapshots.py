@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -412,3 +414,27 @@ async def test_a_snapshot_beyond_the_high_watermark_is_refused(
     assert cluster.coordinator.remotes.get(bucket) is before
     cluster.tablet.ends[bucket] = offset
     await commit(cluster, lie)
+
+
+async def test_a_commit_for_a_table_that_is_dropped_ends_quietly_without_its_caller(
+    cluster: Cluster, bucket: TableBucket
+) -> None:
+    """The caller is the connection of a tablet server, which may close at any time."""
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+    _, data = await snapshot(cluster, bucket, 0)
+    remotes = cluster.coordinator.remotes
+    async with remotes.turn:
+        call = asyncio.ensure_future(commit(cluster, data))
+        while not remotes.tasks.under_way:
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        drop = asyncio.ensure_future(cluster.catalog.drop_table(KEYED))
+        while cluster.image.leader(bucket) is not None:
+            await asyncio.sleep(0)
+    await remotes.tasks.settle()
+    await drop
+    gc.collect()
+    assert reports == []
