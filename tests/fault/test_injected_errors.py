@@ -211,6 +211,7 @@ async def counted(scene: Scene, root: Path) -> Injector:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200 if FULL else 400)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(("error", "sample"), [("memory", 2), ("EMFILE", 1), ("ENOSPC", 1)])
 @pytest.mark.parametrize("scene", [served, opened_again, started, stopped])
@@ -228,5 +229,6 @@ async def test_a_shortage_at_any_call_loses_nothing_and_breaks_nothing(
         print(point)
         problem = await failing(scene, tmp_path / str(number), point, Injector())
         if problem is not None:
+            print(problem)
             problems.append(problem)
     assert not problems, f"{len(problems)} of {len(points)}\n" + "\n\n".join(problems)

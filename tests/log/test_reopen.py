@@ -11,6 +11,7 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -110,9 +111,83 @@ async def test_a_log_that_lost_what_was_acknowledged_is_damaged(tmp_path: Path) 
     segment = server.log().segments[0].path
     server.log().fail(OSError(errno.EIO, "a sync"))
     server.manager.let_go(server.log())
+    data = segment.read_bytes()
     os.truncate(segment, 0)
     with pytest.raises(CorruptRecordError, match="acknowledged"):
         await reopened(server)
+    assert segment.stat().st_size == 0, "no file is changed"
+    again = Server(tmp_path)
+    assert again.refused == [FIRST], "the next start serves nothing shorter"
+    segment.write_bytes(data)
+    mended = Server(tmp_path)
+    assert mended.refused == []
+    assert mended.log().log_end_offset == 2
+
+
+async def test_a_small_entry_lost_with_its_commit_file_is_damage_at_every_start(
+    tmp_path: Path,
+) -> None:
+    """No checkpoint covers it, and no segment was synced: only the running server knows of it."""
+    server = Server(tmp_path)
+    server.append()
+    server.sync()
+    segment = server.log().segments[0].path
+    server.log().fail(OSError(errno.EIO, "a sync"))
+    server.manager.let_go(server.log())
+    data = segment.read_bytes()
+    os.truncate(segment, 0)
+    for path in (tmp_path / ".commit-log").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(CorruptRecordError, match=r"ends at offset 0, .* below 2 was acknowledged"):
+        await reopened(server)
+    assert Server(tmp_path).refused == [FIRST]
+    segment.write_bytes(data)
+    assert Server(tmp_path).refused == []
+
+
+async def test_an_end_that_was_synced_in_its_segment_is_missed_after_a_kill(tmp_path: Path) -> None:
+    """Without the mark it would look like an end that was never synced."""
+    server = Server(tmp_path)
+    for _ in range(2):
+        server.append(body=bytes(COPY_BYTES_MAX))
+        server.sync()
+    segment = server.log().segments[0].path
+    server.kill()
+    data = segment.read_bytes()
+    os.truncate(segment, len(data) // 2)
+    for _ in range(2):
+        again = Server(tmp_path)
+        assert again.refused == [FIRST]
+        assert again.log(SECOND).log_end_offset == 0, "others are served"
+        again.kill()
+    segment.write_bytes(data)
+    mended = Server(tmp_path)
+    assert mended.refused == []
+    assert mended.log().log_end_offset == 4
+
+
+async def test_a_mark_that_cannot_be_written_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path)
+    with monkeypatch.context() as patch:
+        full = OSError(errno.ENOSPC, "full")
+        patch.setattr("zufluss.log.durable.write_mark", Mock(side_effect=full))
+        server.append(body=bytes(COPY_BYTES_MAX))
+        server.sync()
+    assert (server.durable, server.failures) == ([(FIRST, 2)], [])
+
+
+async def test_a_mark_of_before_a_truncation_does_not_count(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for _ in range(2):
+        server.append(body=bytes(COPY_BYTES_MAX))
+        server.sync()
+    server.log().truncate_to(2)
+    server.kill()
+    again = Server(tmp_path)
+    assert again.refused == []
+    assert again.log().log_end_offset == 2
 
 
 async def test_entries_of_before_the_failure_do_not_overtake_those_written_since(

@@ -19,6 +19,19 @@ makes it durable. Little-endian:
 | position       | i64  | 32 | byte of the recovery point in that segment                        |
 | last timestamp | i64  | 40 | commit timestamp of the last batch below the recovery point, or 0 |
 | incarnation    | i64  | 48 | raised by every truncation; the commit log is matched against it  |
+
+Between two checkpoints, acknowledged entries are durable in the commit log or, large ones, in their
+segment. A segment that loses its end would look as if the end had never been synced. So the *mark*
+at byte 1024 tells what may not be missing. It is written after each sync of a segment, and not
+synced itself: it outlives the process, and after a power failure it is there or not, or torn. Only
+a log that was found to lack acknowledged data has it synced, so that later starts refuse it, too.
+
+| field       | type | at   |                                                                   |
+|-------------|------|------|-------------------------------------------------------------------|
+| magic       | u32  | 1024 | `ZCM1`                                                            |
+| crc32c      | u32  | 1028 | of bytes 1032 to 1048                                             |
+| end offset  | i64  | 1032 | everything below is durable, in the segments or the commit log    |
+| incarnation | i64  | 1040 | of the log then; a mark of another incarnation does not count     |
 """
 
 from __future__ import annotations
@@ -39,6 +52,9 @@ _SLOT_BYTES = 512
 _MAGIC = 0x3150435A
 _PREFIX = struct.Struct("<II")
 _FIELDS = struct.Struct("<qqqqqq")
+_MARK_AT = 2 * _SLOT_BYTES
+_MARK_MAGIC = 0x314D435A
+_MARK_FIELDS = struct.Struct("<qq")
 
 
 class LogCheckpoint(NamedTuple):
@@ -62,28 +78,62 @@ def write_checkpoint(files: Files, directory: Path, checkpoint: LogCheckpoint) -
     """Write the checkpoint into its slot and make it durable."""
     fields = _FIELDS.pack(*checkpoint)
     slot = _PREFIX.pack(_MAGIC, crc32c(fields)) + fields
-    path = directory / FILE_NAME
-    created = not path.exists()
-    file = files.open(path, create=True)
+    file = files.open(directory / FILE_NAME, create=True)
     position = (checkpoint.counter & 1) * _SLOT_BYTES
     files.write_all(file.fd, slot.ljust(_SLOT_BYTES, b"\0"), position)
     files.fdatasync(file.fd)
-    if created:
+    if checkpoint.counter == 0:  # the first one; a mark may have made the file
         files.sync_directory(directory)
+
+
+class DurableMark(NamedTuple):
+    """The offset up to which a log was durable, in its segments or the commit log."""
+
+    end_offset: int
+    """Everything below this offset was durable."""
+    incarnation: int
+    """Number of truncations then."""
+
+
+def write_mark(files: Files, directory: Path, mark: DurableMark, *, sync: bool = False) -> None:
+    """Write the mark; with `sync` it is durable afterwards."""
+    fields = _MARK_FIELDS.pack(*mark)
+    file = files.open(directory / FILE_NAME, create=True)
+    files.write_all(file.fd, _PREFIX.pack(_MARK_MAGIC, crc32c(fields)) + fields, _MARK_AT)
+    if sync:
+        files.fdatasync(file.fd)
+        files.sync_directory(directory)
+
+
+def read_mark(directory: Path) -> DurableMark | None:
+    """The mark, or None if there is no valid one."""
+    data = _read(directory)[_MARK_AT:]
+    if len(data) < _PREFIX.size + _MARK_FIELDS.size:
+        return None
+    magic, crc = _PREFIX.unpack_from(data)
+    fields = data[_PREFIX.size : _PREFIX.size + _MARK_FIELDS.size]
+    if magic != _MARK_MAGIC or crc != crc32c(fields):
+        return None
+    return DurableMark(*_MARK_FIELDS.unpack(fields))
 
 
 def read_checkpoint(directory: Path) -> LogCheckpoint | None:
     """The newest valid checkpoint, or None if there is none."""
+    data = _read(directory)
+    slots = (_read_slot(data, 0), _read_slot(data, _SLOT_BYTES))
+    return max((slot for slot in slots if slot is not None), default=None)
+
+
+def _read(directory: Path) -> bytes:
+    """The file, empty if there is none."""
     try:
         fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return None
+        return b""
     try:
-        data = os.pread(fd, 2 * _SLOT_BYTES, 0)
+        return os.pread(fd, 3 * _SLOT_BYTES, 0)
     finally:
         os.close(fd)
-    slots = (_read_slot(data, 0), _read_slot(data, _SLOT_BYTES))
-    return max((slot for slot in slots if slot is not None), default=None)
 
 
 def _read_slot(data: bytes, at: int) -> LogCheckpoint | None:

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from zufluss.errors import LogStorageError
-from zufluss.log.checkpoint import LogCheckpoint, write_checkpoint
+from zufluss.log.checkpoint import DurableMark, LogCheckpoint, write_checkpoint, write_mark
 from zufluss.log.reader import LogReader
 from zufluss.log.segment import SNAPSHOT_SUFFIX, Segment, headers
 from zufluss.log.sync import SyncPlan
@@ -114,6 +114,17 @@ class DurableLog(LogReader):
             checkpoint = checkpoint._replace(counter=counter)
             write_checkpoint(self.files, self.directory, checkpoint)
             self._checkpoint = checkpoint
+
+    def mark_durable(self, end_offset: int, incarnation: int, *, sync: bool = False) -> None:
+        """Note beside the checkpoint that everything below an offset is durable.
+
+        A recovery that finds less refuses the log. Without `sync` the note outlives the process
+        only. May run in any thread.
+        """
+        with self._checkpoint_lock:
+            if not self._deleted and incarnation == self.incarnation:
+                mark = DurableMark(end_offset, incarnation)
+                write_mark(self.files, self.directory, mark, sync=sync)
 
     def _begin_incarnation(self, end: int, segment: Segment, position: int) -> None:
         """Record durably that the log ends here and that earlier commit-log entries are void."""

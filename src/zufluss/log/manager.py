@@ -183,7 +183,7 @@ class LogManager:
         """Open a log that was refused or given up earlier, in a thread; raises as `open_log`.
 
         Nothing that readers have seen is lost: in the mode `ack`, a log that ends before its former
-        high watermark is a `CorruptRecordError`.
+        high watermark is a `CorruptRecordError`, now and at every later start.
         """
         former = self._given_up.get(bucket)
         self._allowed.discard(bucket)
@@ -193,32 +193,22 @@ class LogManager:
             replay = self._replay.get(key_of(bucket), ())
             if former is not None:
                 replay = entries_of(self._commit_dir, bucket)
+                if self._flush is FlushMode.ACK:
+                    former.mark_durable(former.high_watermark, former.incarnation, sync=True)
             return self._open(path, bucket, config, now_ms, replay, renew=True)
 
         try:
             log = await asyncio.get_running_loop().run_in_executor(None, open_in_thread)
-            if former is not None:
-                self._check_end(log, former)
         except Exception as e:
             self._refused[bucket] = e
             raise
         if former is not None:
+            if log.log_end_offset < former.high_watermark:  # the mode promises no more
+                lost = log.log_end_offset, former.high_watermark
+                _logger.error("log_end_lost", log=str(log), lost=lost)
             del self._given_up[bucket]
             self._group.forget(former)
         return self._add(log)
-
-    def _check_end(self, log: Log, former: Log) -> None:
-        if log.log_end_offset >= former.high_watermark:
-            return
-        if self._flush is FlushMode.ACK:
-            log.close(clean=False)
-            raise CorruptRecordError(
-                f"{log} ends at offset {log.log_end_offset} after a disk error, and "
-                f"{former.high_watermark} was acknowledged; restore it from a backup"
-            )
-        _logger.error(
-            "log_end_lost", log=str(log), lost=(log.log_end_offset, former.high_watermark)
-        )
 
     def _open(
         self,

@@ -14,7 +14,8 @@ start of the next. After any other stop:
    The log refuses to open (`CorruptRecordError`) and leaves the files as they are, so that an
    operator or a replica can repair them; other logs are not concerned.
 5. Entries of the commit log (`commit_log.py`) that continue the recovered end are appended. An
-   entry that leaves a gap proves a loss and refuses the log as in 4.
+   entry that leaves a gap proves a loss and refuses the log as in 4. So does an end, these entries
+   included, below the mark of what was durable (`checkpoint.py`).
 
 All decisions are made before the first byte is changed. What was recovered above the recovery
 point is synced and checkpointed before anybody reads it (`Log.open`).
@@ -33,7 +34,7 @@ from typing import NamedTuple
 import structlog
 
 from zufluss.errors import CorruptRecordError
-from zufluss.log.checkpoint import LogCheckpoint, read_checkpoint
+from zufluss.log.checkpoint import LogCheckpoint, read_checkpoint, read_mark
 from zufluss.log.config import LogConfig
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.segment import (
@@ -108,11 +109,11 @@ def recover(
         if clean is None:
             scan = _Scan(directory, config, files, segments, checkpoint, inventory)
             scan.run()
-            _check_replay(directory, entries, scan.end_offset)
+            _check_end(directory, checkpoint, _check_replay(directory, entries, scan.end_offset))
             recovered = scan.apply()
         else:
             recovered = clean
-    _check_replay(directory, entries, recovered.end_offset)
+    _check_end(directory, checkpoint, _check_replay(directory, entries, recovered.end_offset))
     recovered.replay = entries
     return recovered
 
@@ -374,7 +375,8 @@ class _Scan:
         return [offset for offset in self.snapshots if offset in bases]
 
 
-def _check_replay(directory: Path, replay: Sequence[memoryview], end_offset: int) -> None:
+def _check_replay(directory: Path, replay: Sequence[memoryview], end_offset: int) -> int:
+    """Return the end of the log with the entries of the commit log."""
     for entry in replay:
         for _, header in iter_headers(entry):
             if header.base_offset > end_offset:
@@ -384,6 +386,19 @@ def _check_replay(directory: Path, replay: Sequence[memoryview], end_offset: int
                     f"{header.base_offset}",
                 )
             end_offset = max(end_offset, header.next_offset)
+    return end_offset
+
+
+def _check_end(directory: Path, checkpoint: LogCheckpoint | None, end_offset: int) -> None:
+    """Refuse a log that lacks what was durable, also if that was after the last checkpoint."""
+    mark = read_mark(directory)
+    incarnation = checkpoint.incarnation if checkpoint else 0
+    if mark is not None and mark.incarnation == incarnation and end_offset < mark.end_offset:
+        raise _refusal(
+            directory,
+            f"the log ends at offset {end_offset}, and everything below {mark.end_offset} was "
+            "acknowledged",
+        )
 
 
 def continuing(entries: Sequence[ReplayEntry], end_offset: int) -> list[ReplayEntry]:

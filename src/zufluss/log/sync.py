@@ -48,6 +48,9 @@ class CheckpointedLog(Protocol):
     def write_checkpoint(self, checkpoint: LogCheckpoint) -> None:
         """Record a checkpoint durably."""
 
+    def mark_durable(self, end_offset: int, incarnation: int) -> None:
+        """Note that everything below an offset is durable."""
+
 
 @dataclass(slots=True)
 class SyncPlan:
@@ -79,6 +82,15 @@ class SyncPlan:
             files.sync_directory(directory)
         if self.checkpoint is not None:
             self._record(self.checkpoint)
+        elif self.segments:
+            self._mark()
+
+    def _mark(self) -> None:
+        """Write the mark; without it, the next recovery cannot tell a lost end from an old one."""
+        try:
+            self.log.mark_durable(self.end_offset, self.incarnation)
+        except (OSError, MemoryError) as e:
+            _logger.warning("log_mark_not_written", log=str(self.log), reason=str(e) or repr(e))
 
     def _sync_segments(self, files: Files) -> None:
         log = self.log
