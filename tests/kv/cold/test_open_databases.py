@@ -169,3 +169,17 @@ def test_a_database_whose_closing_failed_harms_no_other_and_serves_again(
     for tier in tiers:
         tier.close()
     assert databases.descriptors == open_files(tmp_path) == 0
+
+
+def test_a_database_left_open_by_a_bucket_that_was_given_up_is_closed_for_the_next_one(
+    tmp_path: Path, databases: OpenDatabases
+) -> None:
+    """Memory may run out when it is to be closed; then the bucket would never take a put again."""
+    left = filled(tmp_path, 1, databases)
+    tier = ColdTier(left.directory, databases)
+    assert tier.get([b"key"]) == [b"1"]
+    write_table(tmp_path / "next.sst", b"next")
+    tier.ingest(tmp_path / "next.sst")
+    assert tier.get([b"key"]) == [b"next"]
+    tier.close()
+    assert databases.descriptors == open_files(tmp_path) == 0

@@ -72,6 +72,8 @@ TABLE_SUFFIX = ".sst"
 
 _NO_DESCRIPTOR = os.strerror(errno.EMFILE)
 _NO_SPACE = os.strerror(errno.ENOSPC)
+_LEFT_OPEN = "lock hold by current process"
+"""RocksDB's error for a database that another object of this process has open."""
 _IO_ERROR = "IO error"
 """RocksDB's errors are texts; those of the disk begin with this one."""
 _CRC32C = 1
@@ -213,12 +215,14 @@ class ColdTier:
         """Run something with the open database.
 
         Raises `StorageBackpressureError` if there are no descriptors, for it or its table files,
-        and a retriable error of the code KV_STORAGE_EXCEPTION if the disk fails or is full.
+        and a retriable error of the code KV_STORAGE_EXCEPTION if the disk fails or is full. A
+        bucket that was given up may have left its database open, because memory ran out when it
+        was to be closed; nobody uses it, so it is closed like the idle ones.
         """
         try:
             return self._try(work, changes)
         except Exception as e:
-            if _NO_DESCRIPTOR not in str(e):
+            if _NO_DESCRIPTOR not in str(e) and _LEFT_OPEN not in str(e):
                 raise self._typed(e) from e
         self._databases.close_all_idle()
         try:
