@@ -110,6 +110,15 @@ def test_a_partition_name_can_be_used_again() -> None:
         image.partition(TablePath("d", "t"), "x")
 
 
+def test_buckets_and_tables_are_named_with_ids_only_where_names_are_unknown() -> None:
+    image = image_of(table(7), table(8, "u", partitioned=True), partition(3, 8), partition(4, 9))
+    assert image.name_of(TableBucket(7, None, 1)) == "d.t, bucket 1"
+    assert image.name_of(TableBucket(8, 3, 1)) == "d.u, partition x, bucket 1"
+    assert image.name_of(TableBucket(8, 4, 1)) == "d.u, partition id 4, bucket 1"
+    assert image.name_of(TableBucket(9, None, 1)) == "table id 9 (unknown here), bucket 1"
+    assert (image.table_name(7), image.table_name(9)) == ("d.t", "table id 9 (unknown here)")
+
+
 def test_leaders_are_known_for_buckets_that_exist() -> None:
     image = image_of(table(7), table(8, "u", partitioned=True), partition(3, 8))
     assert image.leader(TableBucket(7, None, 1)) == (2, 5)

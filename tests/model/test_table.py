@@ -152,6 +152,17 @@ def test_bucket_count_and_key_may_be_absent_in_a_request() -> None:
     assert (read.bucket_count, read.bucket_keys) == (None, ())
 
 
+def test_a_bucket_is_named_in_messages_with_ids_only_where_names_are_unknown() -> None:
+    path = TablePath("db", "t")
+    assert TableBucket(1, None, 3).named(path) == "db.t, bucket 3"
+    assert TableBucket(1, 2, 3).named(path, "2026") == "db.t, partition 2026, bucket 3"
+    assert TableBucket(1, 2, 3).named(path) == "db.t, partition id 2, bucket 3"
+    assert TableBucket(1, 2, 3).named(PhysicalTablePath("db", "t", "p")) == (
+        "db.t, partition p, bucket 3"
+    )
+    assert TableBucket(1, None, 3).named(None) == "table id 1 (unknown here), bucket 3"
+
+
 def test_paths_have_a_text_form() -> None:
     assert TablePath.parse("db.t") == TablePath("db", "t")
     assert TablePath.parse("t", "fluss") == TablePath("fluss", "t")

@@ -203,4 +203,4 @@ def _only(answers: Iterable[Any], lease: TieringLease) -> Any:
             if answer.error_code:
                 raise error(answer.error_code, answer.error_message)
             return answer
-    raise ZuflussError(f"the coordinator's answer lacks table {lease.table_id}")
+    raise ZuflussError(f"the coordinator's answer lacks table {lease.path}")

@@ -32,6 +32,7 @@ from zufluss.model.table import (
     TableBucket,
     TableInfo,
     TablePath,
+    unknown_table,
 )
 
 
@@ -288,6 +289,21 @@ class ClusterImage:
     def partition_by_id(self, partition_id: int) -> PartitionEntry | None:
         """The partition of an id, or None."""
         return self._partitions.get(partition_id)
+
+    def table_name(self, table_id: int) -> str:
+        """A table for messages: its path, or its id if there is no such table."""
+        entry = self._tables.get(table_id)
+        return unknown_table(table_id) if entry is None else str(entry.info.path)
+
+    def name_of(self, bucket: TableBucket) -> str:
+        """The bucket for messages: `fluss.orders, bucket 2`; ids where a name is unknown."""
+        table = self._tables.get(bucket.table_id)
+        holder = self.holder(bucket)
+        named = isinstance(holder, PartitionEntry) and holder.table_id == bucket.table_id
+        return bucket.named(
+            None if table is None else table.info.path,
+            holder.name if isinstance(holder, PartitionEntry) and named else None,
+        )
 
     def leader(self, bucket: TableBucket) -> tuple[int, int] | None:
         """Leader id and leader epoch of a bucket, None when there is no such bucket."""

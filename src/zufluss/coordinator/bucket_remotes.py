@@ -272,7 +272,7 @@ class BucketRemotes:
         if after is before:
             return before
         if not await self._commit({bucket: after}):
-            raise gone(bucket)
+            raise gone(self.image.name_of(bucket))
         return after
 
     async def change_all(
@@ -379,7 +379,7 @@ class BucketRemotes:
         return f"BucketRemotes(buckets={sum(map(len, self._tables.values()))})"
 
 
-def gone(bucket: TableBucket) -> UnknownTableOrBucketError:
+def gone(bucket: str) -> UnknownTableOrBucketError:
     """The error for a bucket that does not exist."""
     return UnknownTableOrBucketError(f"{bucket} does not exist, or not any more")
 

@@ -88,6 +88,27 @@ class TableBucket(NamedTuple):
         partition = "" if self.partition_id is None else f", partition {self.partition_id}"
         return f"table {self.table_id}{partition}, bucket {self.bucket_id}"
 
+    def named(
+        self, path: TablePath | PhysicalTablePath | None, partition: str | None = None
+    ) -> str:
+        """The bucket for messages: `fluss.orders, partition 2026, bucket 2`.
+
+        `path` or `partition` is None where it is not known; the id stands in its place.
+        """
+        if isinstance(path, PhysicalTablePath):
+            partition, path = path.partition, path.path
+        table = unknown_table(self.table_id) if path is None else str(path)
+        if self.partition_id is None:
+            return f"{table}, bucket {self.bucket_id}"
+        if partition is None:
+            partition = f"id {self.partition_id}"
+        return f"{table}, partition {partition}, bucket {self.bucket_id}"
+
+
+def unknown_table(table_id: int) -> str:
+    """A table for messages of a process that knows nothing but its id."""
+    return f"table id {table_id} (unknown here)"
+
 
 @dataclass(frozen=True, slots=True)
 class TableDescriptor:

@@ -223,7 +223,7 @@ class KvHost:
 
     def _check_open(self, tablet: KvTablet, replica: KvBucket) -> None:
         if tablet not in self._tablets:
-            raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
+            raise UnknownTableOrBucketError(f"{replica.bucket.named(replica.path)} has stopped")
 
     def _when_passed(self, work: Callable[[], None]) -> None:
         """Run something on the event loop in its next turn. For any thread."""
@@ -269,7 +269,7 @@ class KvHost:
 
         def close() -> None:
             tablet.failure = tablet.failure or UnknownTableOrBucketError(
-                f"{replica.path} {replica.bucket} has stopped"
+                f"{replica.bucket.named(replica.path)} has stopped"
             )
             if delete:
                 tablet.store.destroy()

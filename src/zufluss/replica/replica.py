@@ -387,8 +387,8 @@ class Replica:
         """
         if self.failure is None:
             self.failure = LogStorageError(
-                f"{self.path} bucket {self.bucket.bucket_id}: {reason}; the server opens the "
-                "bucket again by itself, try again later"
+                f"{self.bucket.named(self.path)}: {reason}; the server opens the bucket again by "
+                "itself, try again later"
             )
             try:
                 self.release()
@@ -403,8 +403,7 @@ class Replica:
     def release(self) -> None:
         """Answer all waiters; the bucket stops or failed."""
         error = self.failure or LogStorageError(
-            f"{self.path} bucket {self.bucket.bucket_id} stopped before the write was durable; "
-            "send it again"
+            f"{self.bucket.named(self.path)} stopped before the write was durable; send it again"
         )
         waiters, self.append_waiters = self.append_waiters, deque()
         for _, waiter in waiters:

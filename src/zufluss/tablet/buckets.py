@@ -35,7 +35,7 @@ from zufluss.kv.table import KvTable
 from zufluss.log.config import LogConfig
 from zufluss.log.log import Log
 from zufluss.model.schema import Schema
-from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo
+from zufluss.model.table import PhysicalTablePath, TableBucket, TableInfo, unknown_table
 from zufluss.pacing import aside
 from zufluss.record.arrow.project import Projector
 from zufluss.record.batch.check import BatchChecker
@@ -65,7 +65,7 @@ class RefusedBucket(NamedTuple):
     @property
     def reason(self) -> LogStorageError:
         """The answer to every request for the bucket."""
-        text = f"{self.path} {self.bucket}: {reason_of(self.problem)}"
+        text = f"{self.bucket.named(self.path)}: {reason_of(self.problem)}"
         if self.recovering:
             since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(" ", "seconds")
             text += f" [recovering since {since}, tried {self.attempts} times; try again later]"
@@ -171,12 +171,8 @@ class Buckets:
         )
 
     def name_of(self, bucket: TableBucket) -> str:
-        """The bucket for messages, such as `fluss.orders, bucket 2`; its ids if it is unknown."""
-        entry = self.image.table_by_id(bucket.table_id)
-        if entry is None:
-            return str(bucket)
-        partition = "" if bucket.partition_id is None else f", partition {bucket.partition_id}"
-        return f"{entry.info.path}{partition}, bucket {bucket.bucket_id}"
+        """The bucket for messages: `fluss.orders, bucket 2`; ids where a name is unknown."""
+        return self.image.name_of(bucket)
 
     def replicas(self) -> Iterator[Replica]:
         """Every open replica."""
@@ -199,7 +195,7 @@ class Buckets:
         if table is None:
             entry = self.image.table_by_id(table_id)
             if entry is None:
-                raise UnknownTableOrBucketError(f"table {table_id} is not in the metadata")
+                raise UnknownTableOrBucketError(f"{unknown_table(table_id)} is not in the metadata")
             table = self.tables[table_id] = TableState(entry, self._conf)
         return table
 

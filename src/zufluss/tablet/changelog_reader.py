@@ -80,7 +80,7 @@ class ChangelogReader:
         """Read a part of the log, on the event loop."""
         while True:
             if not self._buckets.serves(replica):
-                raise UnknownTableOrBucketError(f"{replica.path} {replica.bucket} has stopped")
+                raise UnknownTableOrBucketError(f"{replica.bucket.named(replica.path)} has stopped")
             try:
                 return replica.log.read(offset, READ_BYTES, at_least_one=True)
             except PagesNotCachedError as cold:

@@ -225,8 +225,9 @@ class UndoHandler:
                 return known
             if not known.task.done():
                 raise UndoUnderWayError(
-                    f"{replica.bucket}: changes of producer {owner.producer_id} are being undone "
-                    f"from offset {known.from_offset} on, not {from_offset}; wait for that"
+                    f"{replica.bucket.named(replica.path)}: changes of producer "
+                    f"{owner.producer_id} are being undone from offset {known.from_offset} on, not "
+                    f"{from_offset}; wait for that"
                 )
         if known is not None:
             self._end(known)
@@ -240,9 +241,9 @@ class UndoHandler:
         baseline = self._producers.baseline(replica.bucket, number)
         if from_offset < baseline:
             raise ProducerStateError(
-                f"{replica.path} {replica.bucket}: an undo of producer {owner.producer_id} cannot "
-                f"begin at offset {from_offset}: its changes below offset {baseline} belong to a "
-                "checkpoint and stay. Begin a new epoch with the state to go back to"
+                f"{replica.bucket.named(replica.path)}: an undo of producer {owner.producer_id} "
+                f"cannot begin at offset {from_offset}: its changes below offset {baseline} belong "
+                "to a checkpoint and stay. Begin a new epoch with the state to go back to"
             )
         return self._begin(Undo(replica, owner, from_offset))
 
@@ -381,15 +382,15 @@ def _outcome(undo: Undo) -> None:
         tablet = undo.replica.tablet
         tablet.fence.present(tablet.table, undo.writer.writer_id, task=UNDO_TASK)
         raise UnknownTableOrBucketError(
-            f"{undo.replica.bucket} has stopped before changes of producer "
-            f"{undo.owner.producer_id} were undone; refresh the metadata and try again"
+            f"{undo.replica.bucket.named(undo.replica.path)} has stopped before changes of "
+            f"producer {undo.owner.producer_id} were undone; refresh the metadata and try again"
         )
     undo.task.result()
 
 
 def _impossible(replica: Replica, from_offset: int, reason: str) -> ZuflussError:
     return UndoImpossibleError(
-        f"{replica.path} {replica.bucket} cannot undo changes from offset {from_offset} on: "
+        f"{replica.bucket.named(replica.path)} cannot undo changes from offset {from_offset} on: "
         f"{reason} in its changelog, which has offsets {replica.log.log_start_offset} to "
         f"{replica.log.log_end_offset} on this server; nothing was changed. Drop the producer with "
         "zufluss producer drop, and begin with another state or from the data's beginning"

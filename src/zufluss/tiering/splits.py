@@ -240,9 +240,9 @@ def _plan_bucket(state: TieringInput, bucket: TableBucket, records_max: int) -> 
         return TieringSnapshotSplit(state.path, bucket, partition, *snapshot[:2])
     known = tiered or 0
     if known > end:
-        raise LakeError(_too_short(state.path, bucket, known, end))
+        raise LakeError(_too_short(bucket.named(state.path, partition), known, end))
     if state.has_primary_key and begin > known:
-        raise LakeError(_lost_changes(state.path, bucket, known, begin))
+        raise LakeError(_lost_changes(bucket.named(state.path, partition), known, begin))
     start = max(known, begin)
     if start == end and (tiered is None or start == tiered):
         return None
@@ -270,23 +270,22 @@ def _stands_for_changes(snapshot: BucketSnapshot, begin: int) -> bool:
     return snapshot.row_count * CHANGES_PER_ROW <= snapshot.log_offset
 
 
-def _too_short(path: TablePath, bucket: TableBucket, tiered: int, end: int) -> str:
+def _too_short(bucket: str, tiered: int, end: int) -> str:
     return (
-        f"{path}, {bucket}: the lake has records up to {tiered - 1}, but the log ends at "
-        f"{end}; the cluster lost acknowledged records, or stands on an older copy of its "
-        "data. Restore the log, or drop and re-create the table"
+        f"{bucket}: the lake has records up to {tiered - 1}, but the log ends at {end}; the "
+        "cluster lost acknowledged records, or stands on an older copy of its data. Restore the "
+        "log, or drop and re-create the table"
     )
 
 
-def _lost_changes(path: TablePath, bucket: TableBucket, tiered: int, begin: int) -> str:
+def _lost_changes(bucket: str, tiered: int, begin: int) -> str:
     return (
-        f"{path}, {bucket}: records {tiered} to {begin - 1} are neither in the lake nor in the log "
-        "any more: table.log.ttl removed these changes while the table was not tiered, or they "
-        "were lost with a disk. Rows that they changed would be wrong in the lake for ever. A "
-        "key-value snapshot stands for "
-        "them only where the lake has nothing of the bucket, and if there is one. Restore the log; "
-        "or set table.datalake.enabled=false and leave the lake as it is; or drop and re-create "
-        "the table"
+        f"{bucket}: records {tiered} to {begin - 1} are neither in the lake nor in the log any "
+        "more: table.log.ttl removed these changes while the table was not tiered, or they were "
+        "lost with a disk. Rows that they changed would be wrong in the lake for ever. A key-value "
+        "snapshot stands for them only where the lake has nothing of the bucket, and if there is "
+        "one. Restore the log; or set table.datalake.enabled=false and leave the lake as it is; or "
+        "drop and re-create the table"
     )
 
 

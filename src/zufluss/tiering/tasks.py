@@ -120,7 +120,7 @@ class _ReadProgress:
 
     @property
     def _name(self) -> str:
-        return f"{self.split.path}, {self.split.bucket}"
+        return self.split.bucket.named(self.split.path, self.split.partition)
 
 
 def task_function(job: TieringJob) -> Callable[[Iterable[pa.RecordBatch]], Iterator[Any]]:
@@ -223,8 +223,9 @@ def _write_snapshot(
     with table.kv_snapshot(split.bucket, split.snapshot_id, info.schema.names) as rows:
         if rows.log_offset != split.log_offset_of_snapshot:
             raise LakeError(
-                f"{split.path}, {split.bucket}: key-value snapshot {split.snapshot_id} ends at "
-                f"offset {rows.log_offset}, planned was {split.log_offset_of_snapshot}"
+                f"{split.bucket.named(split.path, split.partition)}: key-value snapshot "
+                f"{split.snapshot_id} ends at offset {rows.log_offset}, planned was "
+                f"{split.log_offset_of_snapshot}"
             )
         folded = inserted(info, split.bucket.bucket_id, list(rows))
     reading.records, reading.size = folded.changes, folded.upserts.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
@@ -24,6 +25,7 @@ from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.scan import KvScanner
 from zufluss.client.sync.table import Table
 from zufluss.errors import (
+    ConfigError,
     InvalidScanRequestError,
     KvScanBusyError,
     KvSnapshotNotExistError,
@@ -196,6 +198,24 @@ def test_partitions_and_buckets_can_be_chosen(conn: Connection) -> None:
     assert all(parts)
     with table.scan().open() as scanner:
         assert len(scanner.log_offsets) == 4
+
+
+def test_refusals_name_the_table_and_the_partition(conn: Connection) -> None:
+    columns = "id INT NOT NULL, name STRING NOT NULL, PRIMARY KEY (id, name)"
+    table = create_table(conn, columns, partition_keys=["name"], bucket_count=1)
+    conn.admin.create_partition(table.path, {"name": "a"})
+    upsert(table, {"id": [1], "name": ["a"]})
+    with table.scan().open() as scanner:
+        [bucket] = scanner.log_offsets
+    name = re.escape(f"{table.path}, partition a, bucket 0")
+    with pytest.raises(InvalidScanRequestError, match=f"{name} has no state at offset 99"):
+        table.scan(at={bucket: 99}).to_arrow()
+    with pytest.raises(KvSnapshotNotExistError, match=f"{name} has no snapshot 77"):
+        table.kv_snapshot(bucket, 77)
+    with pytest.raises(KvSnapshotNotExistError, match=f"{name} has no key-value snapshot at"):
+        table.scan(at={bucket: 1}, source="snapshot").to_arrow()
+    with pytest.raises(ConfigError, match=f"which snapshot of {name}"):
+        table.kv_snapshot(bucket)
 
 
 def test_one_scan_too_many_is_refused_until_another_one_ends(dev_server: DevServer) -> None:

@@ -138,9 +138,9 @@ def test_a_state_of_a_table_that_was_created_again_is_refused() -> None:
 @pytest.mark.parametrize(
     ("offsets", "partitioned", "missing"),
     [
-        (at(b0=1), False, "table 7, bucket 1 is missing"),
-        ({}, False, "table 7, bucket 0 is missing"),
-        (at(p100b0=1, p100b1=1, p101b1=1), True, "table 7, partition 101, bucket 0 is missing"),
+        (at(b0=1), False, r"fluss\.views, bucket 1 is missing"),
+        ({}, False, r"fluss\.views, bucket 0 is missing"),
+        (at(p100b0=1, p100b1=1, p101b1=1), True, "partition id 101, bucket 0 is missing"),
     ],
 )
 def test_a_state_without_all_buckets_is_refused(

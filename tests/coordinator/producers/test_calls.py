@@ -331,7 +331,7 @@ async def test_a_state_of_a_producer_that_was_dropped_is_refused(world: Producer
         (at(1), "1 of the 2 buckets"),
         (at(1, 2, 3), "bucket 2"),
         (at(1, -2), "offset -2"),
-        ({(7, 0): 1, (7, 1): 1}, "no partition 7"),
+        ({(7, 0): 1, (7, 1): 1}, "no partition id 7"),
     ],
 )
 async def test_a_state_that_does_not_fit_is_refused(

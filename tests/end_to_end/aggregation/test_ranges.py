@@ -92,8 +92,7 @@ def test_a_baseline_that_the_changelog_does_not_reach_back_to_is_refused(
     found = re.findall(r"\d+", str(refused.value))
     assert str(first) in found, "where the undo was to begin"
     assert any(int(n) > first for n in found), "where the changelog begins"
-    assert f"table {table.info.table_id}" in str(refused.value)
-    assert "bucket 0" in str(refused.value)
+    assert f"{table.info.path}, bucket 0" in str(refused.value)
     assert rows_of(table) == before
     second = table.exactly_once_writer(state=states[-1], undo=undo)
     assert column_of(table) == dict.fromkeys(range(20), len(states)), "the last one is there"

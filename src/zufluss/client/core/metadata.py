@@ -95,15 +95,10 @@ class Metadata:
         return self.tablets.get(self._leaders.get(bucket, -1))
 
     def name_of(self, bucket: TableBucket) -> str:
-        """The bucket for messages, such as `fluss.orders, bucket 2`; its ids if it is unknown."""
+        """The bucket for messages: `fluss.orders, bucket 2`; ids where a name is unknown."""
         path = next((p for p, t in self.tables.items() if t.table_id == bucket.table_id), None)
-        if path is None:
-            return str(bucket)
-        if bucket.partition_id is None:
-            return f"{path}, bucket {bucket.bucket_id}"
         names = (p.name for p in self.partitions.values() if p.partition_id == bucket.partition_id)
-        partition = next(names, bucket.partition_id)
-        return f"{path}, partition {partition}, bucket {bucket.bucket_id}"
+        return bucket.named(path, next(names, None))
 
     def forget_leader(self, bucket: TableBucket) -> None:
         """Forget the leader of a bucket, because it leads the bucket no longer."""

@@ -174,7 +174,8 @@ class PinRows(BucketRows):
         )
 
     def _decoded(self, answer: m.ScanKvSnapshotResponse) -> pa.RecordBatch:
-        bucket = self._pin.place.bucket
+        place = self._pin.place
+        bucket = place.bucket.named(self._info.path, place.partition)
         try:
             rows = pa.ipc.read_record_batch(pa.py_buffer(answer.records), self._shape.read)
         except (pa.ArrowException, OSError) as e:

@@ -161,7 +161,7 @@ async def open_snapshot(
     lease: AsyncKvSnapshotLease | None,
 ) -> AsyncKvSnapshotReader:
     """Open a snapshot for `table.kv_snapshot`; raises the loss of the lease if it is the cause."""
-    number = _chosen(bucket, snapshot_id, lease)
+    number = _chosen(connection.metadata.name_of(bucket), bucket, snapshot_id, lease)
     try:
         metadata = await kv_snapshot_metadata(connection, bucket, number)
         reader = AsyncKvSnapshotReader(
@@ -274,18 +274,18 @@ async def _in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
 
 
 def _chosen(
-    bucket: TableBucket, snapshot_id: int | None, lease: AsyncKvSnapshotLease | None
+    name: str, bucket: TableBucket, snapshot_id: int | None, lease: AsyncKvSnapshotLease | None
 ) -> int:
     """The id of the snapshot to read: the given one, or the one that the lease holds."""
     if lease is None:
         if snapshot_id is None:
-            raise ConfigError(f"which snapshot of {bucket}? Give its snapshot_id, or a lease")
+            raise ConfigError(f"which snapshot of {name}? Give its snapshot_id, or a lease")
         return snapshot_id
     lease.check(bucket)
     held = lease.snapshots[bucket].snapshot_id
     if snapshot_id not in (None, held):
         raise ConfigError(
-            f"lease {lease.lease_id} holds snapshot {held} of {bucket}, not {snapshot_id}; leave "
+            f"lease {lease.lease_id} holds snapshot {held} of {name}, not {snapshot_id}; leave "
             "snapshot_id out"
         )
     return held

@@ -10,7 +10,7 @@ a table without these rows. A bucket that was never written to needs no snapshot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -49,7 +49,7 @@ class StoredRows(RowSource):
         else:
             self.offsets = dict(at)
             snapshots = await self._snapshots({place.partition for place in places})
-            self._chosen = _chosen(snapshots, self.offsets)
+            self._chosen = _chosen(snapshots, self.offsets, self._connection.metadata.name_of)
         return [*self.offsets]
 
     async def _open_latest(self, places: Sequence[BucketPlace]) -> dict[TableBucket, int]:
@@ -145,7 +145,9 @@ def _name(place: BucketPlace) -> str:
 
 
 def _chosen(
-    snapshots: Sequence[KvSnapshotInfo], offsets: Mapping[TableBucket, int]
+    snapshots: Sequence[KvSnapshotInfo],
+    offsets: Mapping[TableBucket, int],
+    name_of: Callable[[TableBucket], str],
 ) -> dict[TableBucket, int]:
     """The newest snapshot of each bucket at its offset; offset 0 needs none.
 
@@ -162,7 +164,7 @@ def _chosen(
                 snapshot.log_offset for snapshot in snapshots if snapshot.bucket == bucket
             )
             raise KvSnapshotNotExistError(
-                f"{bucket} has no key-value snapshot at offset {offset}; those that are kept are "
+                f"{name_of(bucket)} has no key-value snapshot at offset {offset}; kept are those "
                 f'at {", ".join(map(str, others)) or "none"}. source="live" rebuilds the state at '
                 "any offset that snapshots and changelog reach"
             )

@@ -178,7 +178,8 @@ class AsyncKvSnapshotLease:
         if bucket is not None and bucket not in self.snapshots:
             reason = self.unavailable.get(bucket)
             raise KvSnapshotNotExistError(
-                f"lease {self.lease_id} holds no snapshot of {bucket}: "
+                f"lease {self.lease_id} holds no snapshot of "
+                f"{self._connection.metadata.name_of(bucket)}: "
                 + ("it was not leased, or released" if reason is None else _REASONS[reason])
             )
 

@@ -119,8 +119,9 @@ class ProducerState:
             for bucket, offset in state.offsets.items():
                 if offsets.setdefault(bucket, offset) != offset:
                     raise ProducerStateError(
-                        f"states of producer {first.producer_id} contradict each other: {bucket} "
-                        f"stood at offset {offsets[bucket]} and at {offset}"
+                        f"states of producer {first.producer_id} contradict each other: "
+                        f"{bucket.named(first.table)} stood at offset {offsets[bucket]} and at "
+                        f"{offset}"
                     )
         return cls(*first._whose, offsets)
 
@@ -144,8 +145,8 @@ class ProducerState:
                 bucket = TableBucket(info.table_id, partition_id, bucket_id)
                 if bucket not in self.offsets:
                     raise ProducerStateError(
-                        f"{self} is not complete: {bucket} is missing. If tasks stored parts, "
-                        "ProducerState.merge joins them"
+                        f"{self} is not complete: {bucket.named(info.path)} is missing. If tasks "
+                        "stored parts, ProducerState.merge joins them"
                     )
 
     def __str__(self) -> str:

@@ -55,7 +55,9 @@ async def undo_by_changelog(
         ends = await list_offsets(connection, info, places, "latest")
         starts = await list_offsets(connection, info, places, "unbroken")
         for bucket, first in starts.items():
-            _check_range(baseline.get(bucket, 0), first, ends[bucket], bucket)
+            _check_range(
+                baseline.get(bucket, 0), first, ends[bucket], connection.metadata.name_of(bucket)
+            )
         for place in places:
             start = baseline.get(place.bucket, 0)
             keys = await _undo_bucket(connection, info, writer, place, start, ends[place.bucket])
@@ -86,7 +88,7 @@ def check_undoable(info: TableInfo, producer: ProducerSession) -> None:
         )
 
 
-def _check_range(start: int, first: int, end: int, bucket: object) -> None:
+def _check_range(start: int, first: int, end: int, bucket: str) -> None:
     if not first <= start <= end:
         raise UndoImpossibleError(
             f"{bucket}: changes from offset {start} on are to be undone, but its changelog is from "

@@ -163,8 +163,8 @@ class LogDecoder:
         if check and not verify_crc(chunk.records, position, header):
             where = f" of {chunk.source}" if chunk.source else ""
             raise CorruptRecordError(
-                f"{chunk.bucket}: the batch at offset {header.base_offset}{where} fails its "
-                "checksum"
+                f"{chunk.bucket.named(self._info.path)}: the batch at offset "
+                f"{header.base_offset}{where} fails its checksum"
             )
         if header.record_count == 0:
             return pa.RecordBatch.from_pylist([], schema=self._read), None

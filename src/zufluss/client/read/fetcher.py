@@ -337,7 +337,7 @@ class LogFetcher:
             self._refused(state, answer, projected)
             return None
         if len(answer.remote):
-            return _remote_info(answer)
+            return _remote_info(answer, self._name)
         state.backoff = None
         if len(answer.records):
             await self._take_records(state, answer.records, projected)
@@ -586,8 +586,11 @@ def _warn(states: list[BucketProgress], reason: ZuflussError, timeout_ms: int) -
             )
 
 
-def _remote_info(answer: BucketAnswer) -> m.PbRemoteLogFetchInfo:
+def _remote_info(
+    answer: BucketAnswer, name_of: Callable[[TableBucket], str]
+) -> m.PbRemoteLogFetchInfo:
     try:
         return m.PbRemoteLogFetchInfo.FromString(bytes(answer.remote))
     except DecodeError as e:
-        raise CorruptMessageError(f"{answer.bucket}: the remote log of an answer: {e}") from None
+        name = name_of(answer.bucket)
+        raise CorruptMessageError(f"{name}: the remote log of an answer: {e}") from None

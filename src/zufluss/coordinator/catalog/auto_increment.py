@@ -20,7 +20,7 @@ from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import ConfigError, InvalidTableError, UnknownTableOrBucketError, ZuflussError
 from zufluss.meta.api import ConflictError
 from zufluss.model.schema import Column
-from zufluss.model.table import TableInfo
+from zufluss.model.table import TableInfo, unknown_table
 from zufluss.model.types import Root
 
 
@@ -50,7 +50,9 @@ async def allocate_ids(
 
 
 def _no_such_table(table_id: int) -> ZuflussError:
-    return UnknownTableOrBucketError(f"table {table_id} does not exist; refresh the metadata")
+    return UnknownTableOrBucketError(
+        f"{unknown_table(table_id)} does not exist; refresh the metadata"
+    )
 
 
 def _auto_increment_column(info: TableInfo, column_id: int) -> Column:

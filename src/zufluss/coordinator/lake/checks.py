@@ -34,11 +34,15 @@ async def check_buckets(info: TableInfo, offsets: Offsets, image: ClusterImage) 
     """Raise unless every offset is a number of records of a bucket that the table has."""
     async for bucket, offset in paced(offsets.items()):
         if offset < 0:
-            raise ConfigError(f"offset {offset} of {bucket} is not allowed; give 0 or more")
+            raise ConfigError(
+                f"offset {offset} of {image.name_of(bucket)} is not allowed; give 0 or more"
+            )
         partition_id = bucket.partition_id
         if info.is_partitioned == (partition_id is None):
             kind = "partitioned" if info.is_partitioned else "not partitioned"
-            raise UnknownTableOrBucketError(f"{bucket}: table '{info.path}' is {kind}")
+            raise UnknownTableOrBucketError(
+                f"{image.name_of(bucket)}: table '{info.path}' is {kind}"
+            )
         if partition_id is not None:
             partition = image.partition_by_id(partition_id)
             if partition is None or partition.table_id != info.table_id:
@@ -48,7 +52,8 @@ async def check_buckets(info: TableInfo, offsets: Offsets, image: ClusterImage) 
                 )
         if not 0 <= bucket.bucket_id < info.bucket_count:
             raise UnknownTableOrBucketError(
-                f"{bucket}: table '{info.path}' has buckets 0 to {info.bucket_count - 1}"
+                f"{image.name_of(bucket)}: table '{info.path}' has buckets 0 to "
+                f"{info.bucket_count - 1}"
             )
 
 
@@ -57,9 +62,9 @@ def check_forward(info: TableInfo, known: Offsets, offered: Offsets) -> None:
     for bucket, offset in known.items():
         if offered.get(bucket, -1) < offset:
             raise OffsetOutOfRangeError(
-                f"{bucket} of table '{info.path}' is in the lake up to offset {offset}, "
-                f"{offered.get(bucket, 'nothing')} would go back; read the lake snapshot "
-                f"again and tier from there"
+                f"{bucket.named(info.path)} is in the lake up to offset {offset}, "
+                f"{offered.get(bucket, 'nothing')} would go back; read the lake snapshot again and "
+                "tier from there"
             )
 
 
@@ -72,7 +77,7 @@ async def check_reached(
     """
     for bucket, end in (await tablets.unreached(image, known, offered)).items():
         raise OffsetOutOfRangeError(
-            f"{bucket} of table '{info.path}' ends at offset {end}, the lake cannot have it up "
-            f"to {offered[bucket]}; report the offset after the last record that was tiered. "
-            f"If the log lost records with a disk, drop and re-create the table"
+            f"{image.name_of(bucket)} ends at offset {end}, the lake cannot have it up to "
+            f"{offered[bucket]}; report the offset after the last record that was tiered. If "
+            "the log lost records with a disk, drop and re-create the table"
         )

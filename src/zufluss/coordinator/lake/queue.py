@@ -35,7 +35,7 @@ import structlog
 
 from zufluss.config.table_options import TABLE_DATALAKE_ENABLED, TABLE_DATALAKE_FRESHNESS
 from zufluss.errors import ConfigError, FencedTieringEpochError
-from zufluss.model.table import TableInfo, TablePath
+from zufluss.model.table import TableInfo, TablePath, unknown_table
 
 log = structlog.get_logger(__name__)
 
@@ -197,8 +197,9 @@ class TieringQueue:
         if table is not None and table.state is TieringState.TIERING and not table.names_epochs:
             return
         raise FencedTieringEpochError(
-            f"table {table_id} is not held by a service that names no epochs; ask for the table "
-            f"with LAKE_TIERING_HEARTBEAT, and name tiering_epoch and coordinator_epoch in reports"
+            f"{_named(table, table_id)} is not held by a service that names no epochs; ask for the "
+            "table with LAKE_TIERING_HEARTBEAT, and name tiering_epoch and coordinator_epoch in "
+            "reports"
         )
 
     def renew(self, hand_out: HandOut, timeout_ms: int) -> None:
@@ -306,9 +307,9 @@ class TieringQueue:
             return table
         now = f"its epoch is {table.epoch}" if table is not None and is_held else "nobody holds it"
         raise FencedTieringEpochError(
-            f"table {hand_out.table_id} is not held with tiering epoch {hand_out.tiering_epoch} of "
-            f"coordinator epoch {hand_out.coordinator_epoch}: {now}, the coordinator's is "
-            f"{self.coordinator_epoch}; drop the round and ask for a table"
+            f"{_named(table, hand_out.table_id)} is not held with tiering epoch "
+            f"{hand_out.tiering_epoch} of coordinator epoch {hand_out.coordinator_epoch}: {now}, "
+            f"the coordinator's is {self.coordinator_epoch}; drop the round and ask for a table"
         )
 
     def _again(self, table: _Table, now: int) -> None:
@@ -328,6 +329,10 @@ class TieringQueue:
         table.state, table.due_ms, table.by_freshness = TieringState.SCHEDULED, due_ms, False
         table.ticket = next(self._tickets)
         heapq.heappush(self._schedule, (due_ms, table.ticket, table_id))
+
+
+def _named(table: _Table | None, table_id: int) -> str:
+    return unknown_table(table_id) if table is None else f"table '{table.info.path}'"
 
 
 def backoff_ms(failed_in_a_row: int) -> int:

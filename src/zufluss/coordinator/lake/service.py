@@ -14,7 +14,7 @@ from zufluss.coordinator.lake.queue import HandOut, check_timeout_ms
 from zufluss.coordinator.lake.tables import LakeCommit, LakeTables
 from zufluss.errors import ConfigError, TableNotExistError, ZuflussError
 from zufluss.model.lake import LakeSnapshot
-from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket, unknown_table
 from zufluss.pacing import paced
 from zufluss.wire import messages as m
 from zufluss.wire.tables import bucket_in_table, path_from_proto, path_to_proto
@@ -67,7 +67,7 @@ class LakeService:
             answer = m.PbHeartbeatRespForTable(table_id=table.table_id)
             try:
                 if self._image.table_by_id(table.table_id) is None:
-                    raise TableNotExistError(f"table {table.table_id} does not exist")
+                    raise TableNotExistError(f"{unknown_table(table.table_id)} does not exist")
                 act(HandOut(table.table_id, table.tiering_epoch, table.coordinator_epoch), table)
             except ZuflussError as problem:
                 answer.error.error_code = problem.code

@@ -60,7 +60,7 @@ from zufluss.errors import (
 )
 from zufluss.meta.api import ConflictError
 from zufluss.model.lake import LakeSnapshot
-from zufluss.model.table import TableBucket, TableInfo, TablePath
+from zufluss.model.table import TableBucket, TableInfo, TablePath, unknown_table
 from zufluss.remote.errors import LocationUnavailableError
 
 log = structlog.get_logger(__name__)
@@ -550,5 +550,5 @@ def _paths(snapshots: Iterable[SnapshotRecord]) -> set[str]:
 
 
 def _gone(table_id: int, path: TablePath | None) -> ZuflussError:
-    name = "" if path is None else f" '{path}'"
-    return TableNotExistError(f"table{name} with id {table_id} does not exist any more")
+    name = unknown_table(table_id) if path is None else f"table '{path}' with id {table_id}"
+    return TableNotExistError(f"{name} does not exist any more")

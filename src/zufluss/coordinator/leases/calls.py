@@ -51,7 +51,7 @@ from zufluss.coordinator.leases.selection import Selection, Selector, encoded, p
 from zufluss.coordinator.ownership import IsSuper, Ownership
 from zufluss.errors import NonPrimaryKeyTableError, UnknownTableOrBucketError
 from zufluss.meta.api import Put
-from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket, unknown_table
 
 log = structlog.get_logger(__name__)
 
@@ -191,7 +191,7 @@ class LeaseCalls:
         for lease_id, of_lease in owners.items():
             for table_id, partition_id in of_lease:
                 entry = self._image.table_by_id(table_id)
-                name = f"table {table_id}" if entry is None else str(entry.info.path)
+                name = unknown_table(table_id) if entry is None else str(entry.info.path)
                 what = f"{name} (files of its snapshots were lost with {where})"
                 work = self._revoke(lease_id, table_id, partition_id, what)
                 await self.book.tasks.undisturbed(work)
@@ -202,7 +202,7 @@ class LeaseCalls:
             entry = self._image.table_by_id(table_id)
             if entry is None:
                 raise UnknownTableOrBucketError(
-                    f"there is no table with id {table_id}, or not any more; nothing was leased"
+                    f"{unknown_table(table_id)} does not exist, or not any more; nothing was leased"
                 )
             if not entry.info.has_primary_key:
                 raise NonPrimaryKeyTableError(

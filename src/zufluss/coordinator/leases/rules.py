@@ -266,13 +266,12 @@ def check_count(count: int, most: int, owner: str | None) -> None:
         )
 
 
-def check_size(size: int, before: int, most: int | None, table_id: int) -> None:
+def check_size(size: int, before: int, most: int | None, table: str) -> None:
     """`ConfigError` when the leased snapshots of a table become larger than allowed."""
     if most is not None and size > most and size > before:
         raise ConfigError(
-            f"the leased snapshots of table {table_id} would have {size} bytes together, at most "
-            f"{most} are allowed (zufluss.kv.snapshot.lease.bytes-max); release others, or lease "
-            f"fewer buckets"
+            f"the leased snapshots of {table} would have {size} bytes together, at most {most} are "
+            "allowed (zufluss.kv.snapshot.lease.bytes-max); release others, or lease fewer buckets"
         )
 
 

@@ -128,7 +128,7 @@ class Selector:
         for table_id in more:
             size = pins.bytes_of(table_id)
             before, after = size - more[table_id], size - less[table_id]
-            check_size(after, before, self._bytes_max, table_id)
+            check_size(after, before, self._bytes_max, self._remotes.image.table_name(table_id))
 
     def __repr__(self) -> str:
         return f"Selector(bytes_max={self._bytes_max})"

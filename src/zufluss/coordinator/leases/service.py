@@ -17,7 +17,15 @@ lease that is dropped. One table that fails the check fails the whole call. A re
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -70,7 +78,7 @@ class LeaseService:
         check_lease_id(request.lease_id)
         table_ids = {each.table_id async for each in paced(request.snapshots_to_lease)}
         self._check_tables(table_ids, ctx.principal)
-        snapshot_ids = await _snapshot_ids(request.snapshots_to_lease)
+        snapshot_ids = await _snapshot_ids(request.snapshots_to_lease, self._image.name_of)
         acquired = await self._leases.acquire(
             request.lease_id,
             request.lease_duration_ms,
@@ -255,7 +263,9 @@ async def _in_pieces(items: Iterable[T]) -> AsyncIterator[tuple[T, ...]]:
         await pace.pause()
 
 
-async def _snapshot_ids(tables: Iterable[m.PbKvSnapshotLeaseForTable]) -> dict[TableBucket, int]:
+async def _snapshot_ids(
+    tables: Iterable[m.PbKvSnapshotLeaseForTable], name_of: Callable[[TableBucket], str]
+) -> dict[TableBucket, int]:
     """The snapshot id that a request names for each bucket."""
     snapshot_ids: dict[TableBucket, int] = {}
     async for table in paced(tables):
@@ -264,8 +274,9 @@ async def _snapshot_ids(tables: Iterable[m.PbKvSnapshotLeaseForTable]) -> dict[T
                 bucket = bucket_in_table(table.table_id, each)
                 if snapshot_ids.setdefault(bucket, each.snapshot_id) != each.snapshot_id:
                     raise ConfigError(
-                        f"snapshots {snapshot_ids[bucket]} and {each.snapshot_id} of {bucket} are "
-                        f"asked for; a lease has one snapshot of a bucket, take another lease"
+                        f"snapshots {snapshot_ids[bucket]} and {each.snapshot_id} of "
+                        f"{name_of(bucket)} are asked for; a lease has one snapshot of a bucket, "
+                        "take another lease"
                     )
     return snapshot_ids
 

@@ -174,9 +174,9 @@ class ProducerBook:
             taken.popleft()
         if len(taken) >= NUMBERS_PER_HOUR_MAX:
             raise ConfigError(
-                f"table {table_id} had {NUMBERS_PER_HOUR_MAX} new producers within an hour, more "
-                f"are not allowed; use producer ids again instead of new ones, or of none, or try "
-                f"again in {HOUR_SECONDS - (now - taken[0]):.0f} s"
+                f"table {self._image.table_name(table_id)} had {NUMBERS_PER_HOUR_MAX} new "
+                "producers within an hour, more are not allowed; use producer ids again instead of "
+                f"new ones, or of none, or try again in {HOUR_SECONDS - (now - taken[0]):.0f} s"
             )
         taken.append(now)
         return (await self._ledger.take(records.PRODUCER_COUNTER, 1))[0] + 1

@@ -58,7 +58,7 @@ from zufluss.errors import ConfigError, UnknownTableOrBucketError
 from zufluss.meta.api import Op
 from zufluss.model.merge import column_lock
 from zufluss.model.producer import EPOCH_MAX, NUMBER_MAX, check_producer_id
-from zufluss.model.table import TableBucket
+from zufluss.model.table import TableBucket, unknown_table
 
 log = structlog.get_logger(__name__)
 
@@ -171,7 +171,7 @@ class ProducerCalls:
         entry = self._image.table_by_id(table_id)
         if entry is None:
             raise UnknownTableOrBucketError(
-                f"there is no table with id {table_id}, or not any more; refresh the metadata"
+                f"{unknown_table(table_id)} does not exist, or not any more; refresh the metadata"
             )
         return entry
 
@@ -181,7 +181,7 @@ class ProducerCalls:
         """The producer of a call in its next epoch; number 0 if it needs a new number."""
         if before is None:
             if call.restored is not None:
-                raise rules.not_found(call.producer_id, f"'{entry.info.path}'")
+                raise rules.not_found(call.producer_id, f"table '{entry.info.path}'")
             return self._new(table, entry, call)
         self._ownership.check_owner(before, call.principal)
         rules.check_same_use(before, call)
@@ -370,11 +370,11 @@ class ProducerCalls:
     ) -> int:
         entry = self._image.table_by_id(table_id)
         if entry is None:
-            raise rules.not_found(producer_id, table_id)
+            raise rules.not_found(producer_id, unknown_table(table_id))
         async with self.book.turn(table_id) as table:
             before = table.producers.get(producer_id)
             if before is None:
-                raise rules.not_found(producer_id, f"'{entry.info.path}'")
+                raise rules.not_found(producer_id, f"table '{entry.info.path}'")
             self._ownership.check(before, principal, epoch)
             rules.check_not_lost(before)
             rules.check_checkpoint_id(before, checkpoint_id)
@@ -426,9 +426,8 @@ class ProducerCalls:
                     await self.book.try_tell(table)
                     return
         if epoch is None:
-            raise rules.not_found(
-                producer_id, table_id if entry is None else f"'{entry.info.path}'"
-            )
+            table_name = unknown_table(table_id) if entry is None else f"table '{entry.info.path}'"
+            raise rules.not_found(producer_id, table_name)
 
     def __repr__(self) -> str:
         counts = self.counts

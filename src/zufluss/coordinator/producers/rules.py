@@ -154,8 +154,8 @@ class TableBuckets:
     """The path of the table, for messages."""
     bucket_count: int
     """Buckets of the table, or of each partition."""
-    partitions: frozenset[int] | None
-    """The ids of its partitions; None for a table without partitions."""
+    partitions: Mapping[int, str] | None
+    """The names of its partitions by id; None for a table without partitions."""
     foreign: frozenset[int] = field(default_factory=frozenset)
     """Partitions in the offsets that belong to other tables."""
 
@@ -164,8 +164,8 @@ class TableBuckets:
         """The present buckets of a table; `named` are the partitions in the offsets."""
         if not info.is_partitioned:
             return cls(str(info.path), info.bucket_count, None)
-        there = frozenset(p.partition_id for p in image.partitions(info.table_id).values())
-        unknown = {i for i in named if i is not None} - there
+        there = {p.partition_id: p.name for p in image.partitions(info.table_id).values()}
+        unknown = {i for i in named if i is not None} - there.keys()
         foreign = frozenset(i for i in unknown if image.partition_by_id(i) is not None)
         return cls(str(info.path), info.bucket_count, there, foreign)
 
@@ -179,7 +179,7 @@ class TableBuckets:
             if complete and count != self.bucket_count:
                 raise ProducerStateError(
                     f"the state has {count} of the {self.bucket_count} buckets of "
-                    f"{self._name(partition_id)}; give the offsets of all its buckets"
+                    f"{self.name(partition_id)}; give the offsets of all its buckets"
                 )
         if self.partitions is None:
             return dict(offsets)
@@ -188,21 +188,26 @@ class TableBuckets:
     def _check(self, partition_id: int | None, bucket_id: int, offset: int) -> None:
         if (partition_id is None) != (self.partitions is None) or partition_id in self.foreign:
             raise ProducerStateError(
-                f"the offsets are not of table '{self.table}': it has no {_named(partition_id)}; "
-                "use the state with the table it was taken of"
+                f"the offsets are not of table '{self.table}': it has no "
+                f"{self._owner(partition_id)}; use the state with the table it was taken of"
             )
         if not 0 <= bucket_id < self.bucket_count or offset < 0:
             raise ProducerStateError(
-                f"offset {offset} of bucket {bucket_id} cannot be one of {self._name(partition_id)}"
-                f", which has {self.bucket_count} buckets, with offsets from 0 on"
+                f"offset {offset} of bucket {bucket_id} cannot be one of "
+                f"{self.name(partition_id)}, which has {self.bucket_count} buckets, with offsets "
+                "from 0 on"
             )
 
-    def _name(self, partition_id: int | None) -> str:
-        return f"table '{self.table}', {_named(partition_id)}"
+    def name(self, partition_id: int | None) -> str:
+        """The table, or one of its partitions, for messages."""
+        if self.partitions is None and partition_id is None:
+            return f"table '{self.table}'"
+        return f"table '{self.table}', {self._owner(partition_id)}"
 
-
-def _named(partition_id: int | None) -> str:
-    return "buckets without partition" if partition_id is None else f"partition {partition_id}"
+    def _owner(self, partition_id: int | None) -> str:
+        if partition_id is None:
+            return "buckets without partition"
+        return f"partition {(self.partitions or {}).get(partition_id, f'id {partition_id}')}"
 
 
 def merged(
@@ -217,7 +222,7 @@ def merged(
     for key, offset in checked.items():
         if offset > max(ends.get(key, offset), (before or {}).get(key, 0)):
             raise ProducerStateError(
-                f"checkpoint at offset {offset} of bucket {key[1]} of table '{buckets.table}', "
+                f"checkpoint at offset {offset} of bucket {key[1]} of {buckets.name(key[0])}, "
                 f"whose log ends at {ends[key]}; report the offset after the last write that was "
                 "acknowledged, or start the producer again if the log lost records with a disk"
             )
@@ -368,11 +373,11 @@ def check_checkpoint_id(before: ProducerRecord, checkpoint_id: int | None) -> No
         )
 
 
-def not_found(producer_id: str, table: object) -> ProducerNotFoundError:
+def not_found(producer_id: str, table: str) -> ProducerNotFoundError:
     """The error for a producer that does not exist, or has ended."""
     return ProducerNotFoundError(
-        f"table {table} has no producer {producer_id!r}, or not any more: it was released or "
-        "dropped, and what it wrote cannot be undone; begin without state"
+        f"{table} has no producer {producer_id!r}, or not any more: it was released or dropped, "
+        "and what it wrote cannot be undone; begin without state"
     )
 
 

@@ -31,7 +31,9 @@ def check_name(image: ClusterImage, kind: str, bucket: TableBucket, path: str) -
     directory = bucket_directory(image, kind, bucket)
     name = layout.parse(path)
     if name is None or not path.startswith(f"{directory}/"):
-        raise ConfigError(f"{path!r:.300} is not a file of {bucket}; its files lie in {directory}")
+        raise ConfigError(
+            f"{path!r:.300} is not a file of {image.name_of(bucket)}; its files lie in {directory}"
+        )
     return name
 
 
@@ -41,7 +43,7 @@ def bucket_directory(image: ClusterImage, kind: str, bucket: TableBucket) -> str
     partition_id = bucket.partition_id
     partition = None if partition_id is None else image.partition_by_id(partition_id)
     if table is None or image.leader(bucket) is None:
-        raise gone(bucket)
+        raise gone(image.name_of(bucket))
     path = PhysicalTablePath(*table.info.path, None if partition is None else partition.name)
     return layout.bucket_directory(kind, path, bucket)
 

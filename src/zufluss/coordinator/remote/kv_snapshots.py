@@ -233,11 +233,14 @@ class KvSnapshots:
         bucket = snapshot.bucket
         table = self._image.table_by_id(bucket.table_id)
         if table is None:
-            raise gone(bucket)
+            raise gone(self._image.name_of(bucket))
         if not table.info.has_primary_key:
             raise NonPrimaryKeyTableError(f"table '{table.info.path}' has no primary key")
         if not snapshot.private:
-            raise ConfigError(f"snapshot {snapshot.snapshot_id} of {bucket} has no private files")
+            raise ConfigError(
+                f"snapshot {snapshot.snapshot_id} of {self._image.name_of(bucket)} has no private "
+                "files"
+            )
         shared = {each.file for each in snapshot.shared}
         for file in snapshot.objects:
             name = check_name(self._image, layout.KV, bucket, file.path)
@@ -259,12 +262,12 @@ class KvSnapshots:
     def _check_fence(self, bucket: TableBucket, leader_epoch: int) -> None:
         leader = self._image.leader(bucket)
         if leader is None:
-            raise gone(bucket)
+            raise gone(self._image.name_of(bucket))
         if leader[1] != leader_epoch:
             raise error(
                 ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
-                f"the snapshot was made by the leader of {bucket} with epoch {leader_epoch}, the "
-                f"present one has {leader[1]}",
+                f"the snapshot was made by the leader of {self._image.name_of(bucket)} with epoch "
+                f"{leader_epoch}, the present one has {leader[1]}",
             )
 
     def _with_snapshot(
@@ -274,13 +277,14 @@ class KvSnapshots:
         if handle.snapshot_id < record.next_snapshot_id:
             raise error(
                 ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION,
-                f"{bucket} had a snapshot {handle.snapshot_id} before; the next one is "
-                f"{record.next_snapshot_id}",
+                f"{self._image.name_of(bucket)} had a snapshot {handle.snapshot_id} before; the "
+                f"next one is {record.next_snapshot_id}",
             )
         if record.snapshots and handle.log_offset < record.snapshots[-1].log_offset:
             raise OffsetOutOfRangeError(
-                f"snapshot {handle.snapshot_id} of {bucket} reaches offset {handle.log_offset}, "
-                f"the one before {record.snapshots[-1].log_offset}; a snapshot never goes back"
+                f"snapshot {handle.snapshot_id} of {self._image.name_of(bucket)} reaches offset "
+                f"{handle.log_offset}, the one before {record.snapshots[-1].log_offset}; a "
+                "snapshot never goes back"
             )
         cached = self._cached(bucket, record.snapshots)
         known = {f for s in cached for f in s.objects}
@@ -433,7 +437,8 @@ class KvSnapshots:
             if handle.snapshot_id == snapshot_id:
                 return await self.read(bucket, handle)
         raise KvSnapshotNotExistError(
-            f"{bucket} has no snapshot {snapshot_id}, or no longer; ask for the latest one"
+            f"{self._image.name_of(bucket)} has no snapshot {snapshot_id}, or no longer; ask for "
+            "the latest one"
         )
 
     def snapshots(

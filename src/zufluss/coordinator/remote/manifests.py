@@ -54,7 +54,7 @@ class LogManifests:
             await self._remotes.read_again([commit.bucket])
             leader = self._remotes.image.leader(commit.bucket)
             if leader is None:
-                raise gone(commit.bucket)
+                raise gone(self._remotes.image.name_of(commit.bucket))
             check_locations(self._storage, (commit.manifest_location, *commit.usage))
             before = self._remotes.get(commit.bucket).manifest
             new = ManifestRecord(

@@ -25,7 +25,7 @@ from zufluss.errors import (
     TableNotPartitionedError,
 )
 from zufluss.model.lease import LOG_OFFSET_UNKNOWN
-from zufluss.model.table import TableBucket, TableInfo
+from zufluss.model.table import TableBucket, TableInfo, unknown_table
 from zufluss.remote import layout
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.snapshot import KvSnapshot
@@ -175,8 +175,9 @@ class RemoteService:
         what = self._leases.revocation(bucket)
         if what is not None:
             raise KvSnapshotRevokedError(
-                f"snapshot {snapshot_id} of {bucket} was taken away from its leases, because "
-                f"{what} was dropped; what was read of it before is whole, the rest is gone"
+                f"snapshot {snapshot_id} of {self._image.name_of(bucket)} was taken away from its "
+                f"leases, because {what} was dropped; what was read of it before is whole, the "
+                "rest is gone"
             )
         location_id = self._leases.pins.location(bucket, snapshot_id)
         drop = None if location_id is None else await self._cleaner.dropped(bucket)
@@ -192,7 +193,7 @@ class RemoteService:
         """The table with an id; raises unless the partition id fits the table."""
         table = self._image.table_by_id(table_id)
         if table is None:
-            raise TableNotExistError(f"table with id {table_id} does not exist")
+            raise TableNotExistError(f"{unknown_table(table_id)} does not exist")
         info = table.info
         if partition_id is None:
             if info.is_partitioned:

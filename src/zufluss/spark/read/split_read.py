@@ -147,9 +147,10 @@ class SplitRead:
             yield
         except (OffsetOutOfRangeError, PartitionNotExistError) as gone:
             raise type(gone)(
-                f"table {self.shape.info.path}: records {part.start} to {part.stop} of "
-                f"{part.bucket} were planned for this read and are gone now, by table.log.ttl or "
-                f"because the partition was dropped; make the DataFrame anew ({gone.message})"
+                f"records {part.start} to {part.stop} of "
+                f"{part.bucket.named(self.shape.info.path, part.partition)} were planned for this "
+                "read and are gone now, by table.log.ttl or because the partition was dropped; "
+                f"make the DataFrame anew ({gone.message})"
             ) from gone
 
     # -- pinned state --------------------------------------------------------------------------

@@ -258,10 +258,10 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         for part in parts:
             if part.start < first[part.bucket]:
                 raise OffsetOutOfRangeError(
-                    f"table {self._info.path}, {part.bucket}: the query is to go on at offset "
-                    f"{part.start}, but the log begins at {first[part.bucket]} by now; what lay "
-                    "between was removed by table.log.ttl before it was read. Start the query with "
-                    "another checkpointLocation, and a longer table.log.ttl"
+                    f"{part.bucket.named(self._info.path, part.partition)}: the query is to go on "
+                    f"at offset {part.start}, but the log begins at {first[part.bucket]} by now; "
+                    "what lay between was removed by table.log.ttl before it was read. Start the "
+                    "query with another checkpointLocation, and a longer table.log.ttl"
                 )
         return parts
 

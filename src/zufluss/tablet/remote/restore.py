@@ -242,9 +242,10 @@ class Restorer:
         if first > 0:
             reasons = "; ".join(e.message for e in problems) or "it has no snapshot"
             raise NotRestoredError(
-                f"the state of {replica.path} {replica.bucket} is lost and its changelog begins at "
-                f"offset {first}: {reasons}. The server tries again while a location does not "
-                "answer; otherwise make the files readable and restart it, or drop the table",
+                f"the state of {replica.bucket.named(replica.path)} is lost and its changelog "
+                f"begins at offset {first}: {reasons}. The server tries again while a location "
+                "does not answer; otherwise make the files readable and restart it, or drop the "
+                "table",
                 retriable=any(map(may_pass, problems)),
             )
 
@@ -267,7 +268,7 @@ def _lake_is_ahead(
 ) -> NotRestoredError:
     """The error for a log that would give offsets again which the lake already has."""
     return NotRestoredError(
-        f"the disk of {path} {bucket} is lost. The lake has its changes up to offset "
+        f"the disk of {bucket.named(path)} is lost. The lake has its changes up to offset "
         f"{lake_end - 1}, remote storage only up to {end - 1}. To go on with what remote storage "
         "has, set table.datalake.enabled=false, and leave the lake table as it is; to begin anew, "
         "drop the table",

@@ -214,8 +214,9 @@ class RemoteRound:
         end = manifest.end_offset or 0
         if manifest.bucket != self.replica.bucket:
             raise CorruptRecordError(
-                f"manifest {self.storage.uri(location_id)}/{path} is of {manifest.bucket}, not of "
-                f"{self.replica.bucket}"
+                f"manifest {self.storage.uri(location_id)}/{path} is of table id "
+                f"{manifest.bucket.table_id}, bucket {manifest.bucket.bucket_id}, not of "
+                f"{self.replica.bucket.named(self.replica.path)}"
             )
         if end > self.replica.log.log_end_offset:
             raise CorruptRecordError(

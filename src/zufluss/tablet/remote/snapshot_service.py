@@ -48,8 +48,8 @@ class SnapshotService:
             offset = end
         elif offset > end:
             raise OffsetOutOfRangeError(
-                f"{replica.bucket} ends at offset {end}, so no snapshot reaches {offset}; repeat "
-                "the offset of the first answer"
+                f"{replica.bucket.named(replica.path)} ends at offset {end}, so no snapshot "
+                f"reaches {offset}; repeat the offset of the first answer"
             )
         elif self._snapshots.reached(replica, offset):
             return m.TakeKvSnapshotResponse(finished=True, log_offset=offset)
@@ -64,8 +64,8 @@ class SnapshotService:
             return False
         if task.cancelled():
             raise NotLeaderError(
-                f"{replica.bucket} stopped while its snapshot was taken; refresh the metadata and "
-                "try again"
+                f"{replica.bucket.named(replica.path)} stopped while its snapshot was taken; "
+                "refresh the metadata and try again"
             )
         snapshot = task.result()
         return snapshot is None or snapshot.log_offset >= offset

@@ -89,8 +89,9 @@ class Rebuilder:
         await asyncio.wait({task})
         if task.cancelled():
             raise UnknownTableOrBucketError(
-                f"{replica.bucket} has stopped before {_state(replica, log_offset)} was rebuilt; "
-                "refresh the metadata and open the scan again"
+                f"{replica.bucket.named(replica.path)} has stopped before "
+                f"{_state(replica, log_offset)} was rebuilt; refresh the metadata and open the "
+                "scan again"
             )
         return task.result()
 
@@ -213,7 +214,7 @@ def _while_needed(
 
 
 def _state(replica: Replica, log_offset: int) -> str:
-    return f"the state of {replica.path} {replica.bucket} at offset {log_offset}"
+    return f"the state of {replica.bucket.named(replica.path)} at offset {log_offset}"
 
 
 def _gone(

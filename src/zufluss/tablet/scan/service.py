@@ -293,7 +293,8 @@ class ScanService:
         """Refuse a pin of another bucket, or of an earlier time of this one."""
         if pin.bucket != replica.bucket:
             raise KvScanExpiredError(
-                f"the pin {pin.pin_id.hex()} belongs to {pin.bucket}, not to {replica.bucket}",
+                f"the pin {pin.pin_id.hex()} belongs to {self._buckets.name_of(pin.bucket)}, not "
+                f"to {replica.bucket.named(replica.path)}",
                 code=ErrorCode.UNKNOWN_SCANNER_ID,
             )
         if pin.leader_epoch != replica.leader_epoch:
@@ -344,7 +345,7 @@ class ScanService:
         offset = bucket.log_offset if bucket.HasField("log_offset") else None
         if offset is not None and offset < 0:
             raise InvalidScanRequestError(
-                f"{replica.bucket} has no log offset {offset}; they begin at 0"
+                f"{replica.bucket.named(replica.path)} has no log offset {offset}; they begin at 0"
             )
         return PinTarget(replica, offset)
 

@@ -236,8 +236,8 @@ class PinStates:
         end = replica.log.high_watermark
         if not 0 <= log_offset <= end:
             raise InvalidScanRequestError(
-                f"{replica.path} {replica.bucket} has no state at offset {log_offset}; allowed: 0 "
-                f"to {end}, as far as its changelog is kept"
+                f"{replica.bucket.named(replica.path)} has no state at offset {log_offset}; "
+                f"allowed: 0 to {end}, as far as its changelog is kept"
             )
         if log_offset == end:
             state = await self.open_state(replica)
