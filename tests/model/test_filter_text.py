@@ -19,8 +19,9 @@ from zufluss.model.predicate import InvalidPredicateError
 
 SCHEMA = Schema.of(
     "id BIGINT, name STRING, ok BOOLEAN, day DATE, at TIMESTAMP(3), price DECIMAL(10, 2), "
-    "score DOUBLE, raw BYTES, t TIME(3)"
+    "score DOUBLE, raw BYTES, t TIME(3), utc TIMESTAMP_LTZ(3), `odd name` INT"
 )
+UTC = dt.datetime(2026, 1, 31, 8, tzinfo=dt.UTC)
 ID, NAME, OK = col("id"), col("name"), col("ok")
 
 
@@ -55,6 +56,11 @@ def same(text: str, expected: Expression) -> None:
         ("price = '1.10'", col("price") == Decimal("1.10")),
         ("score > 1e3", col("score") > 1000.0),
         ("raw = '00ff'", col("raw") == b"\x00\xff"),
+        ("raw = X'00ff'", col("raw") == b"\x00\xff"),
+        ("utc <= '2026-01-31T08:00:00'", col("utc") <= UTC),
+        ("utc <= '2026-01-31T09:00:00+01:00'", col("utc") <= UTC),
+        ("name like '%it''s%'", NAME.contains("it's")),
+        ("`odd name` = 1", col("odd name") == 1),
         ("t < '08:30:00'", col("t") < dt.time(8, 30)),
         ("\"id\" = 1 AND `name` = 'a'", (ID == 1) & (NAME == "a")),
     ],
@@ -80,6 +86,9 @@ def test_a_text_means_what_the_expression_means(text: str, expected: Expression)
         ("id IS 5", "'5'", "NULL"),
         ("AND", "'AND'", "the name of a column"),
         ("id = 5x", "'5x'", "a column, a value"),
+        ("5 = id", "'5 = id'", "the name of a column"),
+        ("raw = X'0af'", "\"X'0af'\"", "X'0aff'"),
+        ("_change_type = '+I'", "_change_type", "not one that a changelog adds"),
     ],
 )
 def test_a_text_that_cannot_be_read_says_where_and_what_is_expected(

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import pickle
-from decimal import Decimal
 
 import pytest
 
 from tests.paths import DOCS
-from zufluss import Schema, col
 from zufluss.errors import ConfigError, InvalidTimestampError
-from zufluss.model.expression import Expression
-from zufluss.model.predicate import InvalidPredicateError
 from zufluss.spark import source_options as o
 from zufluss.spark.docs import with_options
-from zufluss.spark.read.filter_text import parse_filter
 from zufluss.spark.read.shape import parse_time
 from zufluss.spark.source_options import TableView, Use, parse_options
 
@@ -112,67 +106,3 @@ def test_times_are_milliseconds_or_iso_and_utc_unless_said():
 def test_the_documentation_lists_the_options_as_they_are():
     page = (DOCS / "spark.md").read_text()
     assert with_options(page) == page, "run `make docs`"
-
-
-# -- filters -----------------------------------------------------------------------------------
-
-SCHEMA = Schema.of(
-    "n INT, x DOUBLE, s STRING, flag BOOLEAN, day DATE, clock TIME(0), at TIMESTAMP(3), "
-    "utc TIMESTAMP_LTZ(3), price DECIMAL(5, 2), raw BYTES, `odd name` INT"
-)
-UTC = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
-FILTERS: list[tuple[str, Expression]] = [
-    ("n > 2", col("n") > 2),
-    ("n = -2 or n <> 3", (col("n") == -2) | (col("n") != 3)),
-    ("NOT n >= 2 AND x < 1.5", ~(col("n") >= 2) & (col("x") < 1.5)),
-    ("n = 1 OR n = 2 AND x = 1e3", (col("n") == 1) | ((col("n") == 2) & (col("x") == 1000.0))),
-    ("(n = 1 OR n = 2) AND flag", ((col("n") == 1) | (col("n") == 2)) & (col("flag") == True)),  # noqa: E712
-    ("n IN (1, 2)", col("n").isin([1, 2])),
-    ("n NOT IN (1)", ~col("n").isin([1])),
-    ("n BETWEEN 1 AND 5 AND s = 'a'", col("n").between(1, 5) & (col("s") == "a")),
-    ("s IS NULL", col("s").is_null()),
-    ("s IS NOT NULL", col("s").is_not_null()),
-    ("s LIKE 'a%'", col("s").starts_with("a")),
-    ("s NOT LIKE '%a'", ~col("s").ends_with("a")),
-    ("s like '%it''s%'", col("s").contains("it's")),
-    ("s == 'ä''b'", col("s") == "ä'b"),
-    ("flag = FALSE", col("flag") == False),  # noqa: E712
-    ("day >= '2024-01-02'", col("day") >= dt.date(2024, 1, 2)),
-    ("clock < '12:00:00'", col("clock") < dt.time(12)),
-    ("at = '2024-01-02 03:04:05'", col("at") == dt.datetime(2024, 1, 2, 3, 4, 5)),
-    ("utc <= '2024-01-02T03:04:05'", col("utc") <= UTC),
-    ("utc <= '2024-01-02T04:04:05+01:00'", col("utc") <= UTC),
-    ("price > 1.10", col("price") > Decimal("1.10")),
-    ("raw = X'01ff'", col("raw") == b"\x01\xff"),
-    ("`odd name` = 1", col("odd name") == 1),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), FILTERS, ids=[text for text, _ in FILTERS])
-def test_a_text_means_the_same_as_the_expression(text, expected):
-    assert parse_filter(text, SCHEMA).resolve(SCHEMA) == expected.resolve(SCHEMA)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected a column, found the end"),
-        ("n", "cannot be compared"),
-        ("n = 1 n = 2", "expected AND, OR or the end, found 'n'"),
-        ("n = 1.5", "cannot be compared"),
-        ("n = 'a'", "cannot be compared"),
-        ("1 = n", "expected a column, found '1'"),
-        ("n NOT 1", "expected IN, BETWEEN or LIKE"),
-        ("(n = 1", r"expected \), found the end"),
-        ("s LIKE 'a%b'", "put it on the DataFrame instead"),
-        ("s LIKE 'a_'", "put it on the DataFrame instead"),
-        ("day = 'monday'", "is no DATE for column 'day'"),
-        ("n = 1 ; drop", "'; drop' is not understood"),
-        ("m = 1", "the table has no column 'm'"),
-        ("raw = X'0af'", "expected a value for column raw, found 'X'"),
-        ("_change_type = '+I'", "put this condition on the DataFrame"),
-    ],
-)
-def test_the_place_that_is_not_understood_is_named(text, message):
-    with pytest.raises(InvalidPredicateError, match=message):
-        parse_filter(text, SCHEMA)

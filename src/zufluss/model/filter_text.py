@@ -5,13 +5,15 @@
     compare  = ( = | <> | != | < | <= | > | >= ) value
              | IS [NOT] NULL | [NOT] IN "(" value { "," value } ")"
              | [NOT] BETWEEN value AND value | [NOT] LIKE text
-    value    = number | 'text' | TRUE | FALSE     column = name | "name" | `name`
+    value    = number | 'text' | X'hex' | TRUE | FALSE     column = name | "name" | `name`
 
 A column alone stands for "is true". Keywords may be written in any case. A quote inside of a text
 or name is doubled. Dates, times, timestamps and decimals may be written as text, binary values as
-text in hex; the column's type decides. LIKE takes `%` at the beginning, at the end, or both.
+text in hex; the column's type decides. A TIMESTAMP_LTZ without zone is UTC. LIKE takes `%` at the
+beginning, at the end, or both.
 
-The result is the `Expression` that `col` builds, so both mean the same.
+The result is the `Expression` that `col` builds, so both mean the same. Scans of the client, the
+command line and Spark (`zufluss.spark.table`, the option `filter`) read their texts here.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ DEPTH_MAX: Final = 100
 _TOKEN: Final = re.compile(
     r"""\s*(?:
         (?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?![\w.])
+      | (?P<binary>[xX]'(?:[0-9a-fA-F]{2})*')
       | (?P<text>'(?:[^']|'')*')
       | (?P<quoted>"(?:[^"]|"")+"|`(?:[^`]|``)+`)
       | (?P<word>[^\W\d]\w*)
@@ -52,11 +55,18 @@ _COMPARE: Final[Mapping[str, Callable[[ColumnRef, Any], Expression]]] = {
     ">": lambda column, value: column > value,
     ">=": lambda column, value: column >= value,
 }
+
+
+def _with_zone(text: str) -> dt.datetime:
+    moment = dt.datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+
+
 _FROM_TEXT: Final[Mapping[Root, Callable[[str], Any]]] = {
     Root.DATE: dt.date.fromisoformat,
     Root.TIME: dt.time.fromisoformat,
     Root.TIMESTAMP: dt.datetime.fromisoformat,
-    Root.TIMESTAMP_LTZ: dt.datetime.fromisoformat,
+    Root.TIMESTAMP_LTZ: _with_zone,
     Root.DECIMAL: Decimal,
     Root.BINARY: bytes.fromhex,
     Root.BYTES: bytes.fromhex,
@@ -68,7 +78,7 @@ _KEYWORDS: Final = frozenset(
 
 class _Token(NamedTuple):
     kind: str
-    """`number`, `text`, `quoted`, `word`, `sign` or `end`."""
+    """`number`, `binary`, `text`, `quoted`, `word`, `sign` or `end`."""
     value: str
     """As it is written; keywords in capitals."""
     at: int
@@ -188,13 +198,14 @@ class _Parser:
             self._fail("the name of a column")
         name = _unquoted(token.value) if token.kind == "quoted" else token.value
         if name not in self._schema:
-            self._fail(f"one of the columns {', '.join(self._schema.names)}")
+            added = " (not one that a changelog adds)" if name.startswith("_") else ""
+            self._fail(f"one of the columns {', '.join(self._schema.names)}{added}")
         self._at += 1
         return col(name)
 
     def _value(self, column: ColumnRef) -> object:
         token, of = self._next, self._schema.column(column.name).data_type
-        expected = "a number, a text in single quotes, TRUE or FALSE"
+        expected = "a number, a text in single quotes, TRUE, FALSE or X'0aff'"
         try:
             value = _literal(token, of.root)
         except (ValueError, ArithmeticError):
@@ -255,6 +266,8 @@ def _literal(token: _Token, root: Root) -> object:
     """The value of a token for a column of a type; None if it is none."""
     if token.kind == "text":
         return _FROM_TEXT.get(root, str)(_unquoted(token.value))
+    if token.kind == "binary":
+        return bytes.fromhex(token.value[2:-1])
     if token.kind == "number":
         if root is Root.DECIMAL:
             return Decimal(token.value)

@@ -115,7 +115,9 @@ async def test_a_table_dropped_meanwhile_leaves_no_counter_behind(cluster: Clust
     problems = [answer for answer in answers if isinstance(answer, Exception)]
     assert all(isinstance(problem, UnknownTableOrBucketError) for problem in problems), problems
     assert await counters(cluster) == []
-    with pytest.raises(UnknownTableOrBucketError, match=rf"table id {table_id} \(unknown here\) does not exist"):
+    with pytest.raises(
+        UnknownTableOrBucketError, match=rf"table id {table_id} \(unknown here\) does not exist"
+    ):
         await cluster.catalog.allocate_ids(table_id, COUNTED, 1)
 
 

@@ -22,9 +22,10 @@ from tests.servers import WarmServer
 from zufluss import col
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
-from zufluss.errors import InvalidColumnProjectionError, InvalidTableError, PartitionNotExistError
+from zufluss.errors import InvalidColumnProjectionError, PartitionNotExistError
 from zufluss.lake.base import CommitterContext, catalog_properties, lake_factory
 from zufluss.lake_formats import LAKE_FORMATS
+from zufluss.model.predicate import InvalidPredicateError
 from zufluss.testing.server import DevServer
 
 Rows = list[tuple[Any, ...]]
@@ -154,8 +155,14 @@ def test_columns_come_in_the_order_asked_for(lake, log_table):
 def test_an_unknown_column_is_refused(lake, log_table):
     with pytest.raises(InvalidColumnProjectionError, match="nmae"):
         lake.frame(log_table, columns=["nmae"])
-    with pytest.raises(InvalidTableError, match="nmae"):
+    with pytest.raises(InvalidPredicateError, match="nmae"):
         lake.frame(log_table, filter=col("nmae") == "a")
+    for text, where in (
+        ("nmae = 'a'", r"character 1\).*id, name"),
+        ("upper(name) = 'A'", "character"),
+    ):
+        with pytest.raises(InvalidPredicateError, match=where):
+            lake.frame(log_table, filter=text)
 
 
 def test_a_column_that_was_added_is_null_in_older_rows(lake, log_table):

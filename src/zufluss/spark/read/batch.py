@@ -17,7 +17,7 @@ from zufluss.errors import ConfigError, TableNotExistError
 from zufluss.model.table import TableInfo
 from zufluss.spark import source_options as o
 from zufluss.spark.cluster import client
-from zufluss.spark.read.filter_text import parse_filter
+from zufluss.spark.read.filters import checked_filter
 from zufluss.spark.read.plan import PlanRequest, plan_splits
 from zufluss.spark.read.shape import (
     ReadShape,
@@ -78,8 +78,7 @@ class FlussReader(DataSourceReader):
         info = table_info(options)
         changelog = options.view is TableView.CHANGELOG
         check_schema(info, schema, whole_schema(info, changelog=changelog))
-        text = options.get(o.FILTER)
-        filter = None if text is None else parse_filter(text, info.schema)
+        filter = checked_filter(options.get(o.FILTER), info.schema)
         times = time_range(options, info)
         shape = ReadShape(info, schema, filter, changelog, times)
         parts, limit = options.get(o.PARTITIONS), options.get(o.LIMIT)

@@ -1,4 +1,6 @@
-"""Filters of `zufluss.col` as Spark columns, with the same result for every row.
+"""Filters of a read: checked before Spark plans, and as Spark columns with the same result per row.
+
+A text is read by the client's own parser (`model/filter_text.py`), never by Spark's.
 
 Two differences are evened out: a literal has the type of its column, and NaN matches no "larger
 than", while in Spark NaN is larger than everything. In both, NULL matches no comparison.
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from zufluss.client.read.arguments import filter_of
 from zufluss.model import types as t
 from zufluss.model.expression import ColumnRef, Combination, Comparison, Expression
 from zufluss.model.predicate import CompoundFunction, InvalidPredicateError, LeafFunction, canonical
@@ -35,6 +38,14 @@ _COMPARE: dict[LeafFunction, Callable[[Any, Any], Any]] = {
 }
 _LARGER = (LeafFunction.GREATER_THAN, LeafFunction.GREATER_OR_EQUAL)
 _FLOATS = (t.Root.FLOAT, t.Root.DOUBLE)
+
+
+def checked_filter(filter: Expression | str | None, schema: Schema) -> Expression | None:
+    """The filter of a read; `InvalidPredicateError` if it cannot be read or does not fit."""
+    expression = filter_of(filter, schema)
+    if expression is not None:
+        expression.resolve(schema)
+    return expression
 
 
 def to_column(filter: Expression, schema: Schema) -> Column:

@@ -24,7 +24,6 @@ from zufluss.spark.read.shape import ReadShape, chosen_schema, whole_schema
 from zufluss.spark.read.split_read import SplitRead
 from zufluss.spark.read.splits import LogSplit, Split, SplitGroup, StateSplit
 from zufluss.spark.source_options import TableView
-from zufluss.spark.types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,15 +41,10 @@ class FrameRequest:
     """Options of the client."""
     columns: Sequence[str] | None
     """Only these columns; None for all."""
-    filter: Expression | str | None
-    """Only rows that match; a text is SQL, which Spark applies."""
+    filter: Expression | None
+    """Only rows that match."""
     partitions: tuple[Partition, ...] | None
     """Only these partitions; None for all."""
-
-    @property
-    def expression(self) -> Expression | None:
-        """The filter as far as it can be pushed down; None for none, or SQL."""
-        return self.filter if isinstance(self.filter, Expression) else None
 
     def client(self) -> Client:
         """This process's client of the cluster."""
@@ -62,7 +56,7 @@ class FrameRequest:
         cluster = self.client()
         ranges = cluster.run(log_ranges(cluster.connection, self._plan_request(shape)))
         groups = self.packed(ranges, split=not info.has_primary_key)
-        return self._chosen(self.frame(shape, [[LogSplit(p) for p in group] for group in groups]))
+        return self.frame(shape, [[LogSplit(p) for p in group] for group in groups])
 
     def state(self, info: TableInfo) -> DataFrame:
         """The rows that a primary-key table has now, by its pinned state."""
@@ -72,7 +66,7 @@ class FrameRequest:
         by_bucket = {split.pin.place.bucket: split for split in splits}
         groups = self.packed([_changelog(split) for split in splits], split=False)
         states = [[by_bucket[part.bucket] for part in group] for group in groups]
-        return self._chosen(self.frame(shape, states))
+        return self.frame(shape, states)
 
     def packed(
         self, ranges: Sequence[TailRange], *, split: bool
@@ -91,9 +85,8 @@ class FrameRequest:
     def _shape(self, info: TableInfo, *, changelog: bool) -> ReadShape:
         schema = whole_schema(info, changelog=changelog)
         if self.columns is not None:
-            chosen = chosen_schema(info, schema, tuple(self.columns))
-            schema = schema if isinstance(self.filter, str) else chosen
-        return ReadShape(info, schema, self.expression, changelog)
+            schema = chosen_schema(info, schema, tuple(self.columns))
+        return ReadShape(info, schema, self.filter, changelog)
 
     def _plan_request(self, shape: ReadShape) -> PlanRequest:
         view = TableView.CHANGELOG if shape.changelog else TableView.ROWS
@@ -105,13 +98,6 @@ class FrameRequest:
         check_partitioned(info)
         keys = info.partition_keys
         return tuple(p if isinstance(p, str) else partition_name(keys, p) for p in self.partitions)
-
-    def _chosen(self, frame: DataFrame) -> DataFrame:
-        """The frame with a filter in SQL applied, which may test columns that are not chosen."""
-        if not isinstance(self.filter, str):
-            return frame
-        names = self.columns or frame.columns
-        return frame.filter(self.filter).select(*map(quoted, names))
 
 
 def _changelog(split: StateSplit) -> TailRange:

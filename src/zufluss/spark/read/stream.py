@@ -42,7 +42,7 @@ from zufluss.model.table import TableBucket
 from zufluss.spark import source_options as o
 from zufluss.spark.cluster import Client, client
 from zufluss.spark.read.batch import table_info
-from zufluss.spark.read.filter_text import parse_filter
+from zufluss.spark.read.filters import checked_filter
 from zufluss.spark.read.packing import pack, pieces
 from zufluss.spark.read.plan import PlanRequest, has_lake, planned_lake_splits
 from zufluss.spark.read.plan_pins import PINS_MAX
@@ -79,8 +79,7 @@ class FlussStreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[m
         info = table_info(options)
         changelog = options.view is TableView.CHANGELOG
         check_schema(info, schema, whole_schema(info, changelog=changelog))
-        text = options.get(o.FILTER)
-        filter = None if text is None else parse_filter(text, info.schema)
+        filter = checked_filter(options.get(o.FILTER), info.schema)
         shape = ReadShape(info, schema, filter, changelog)
         self._info = info
         self._options = options

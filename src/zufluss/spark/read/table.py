@@ -28,8 +28,9 @@ from zufluss.client.read.union_plan import TailRange, UnionPlan, plan_union
 from zufluss.client.read.union_rows import UnionShape
 from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.model.expression import Expression
-from zufluss.spark.cluster import known_bootstrap
-from zufluss.spark.read.filters import to_column
+from zufluss.model.table import TableInfo, TablePath
+from zufluss.spark.cluster import client, known_bootstrap
+from zufluss.spark.read.filters import checked_filter, to_column
 from zufluss.spark.read.lake_files import read_files
 from zufluss.spark.read.plan import PlanRequest, in_lake, lake_files, lake_splits
 from zufluss.spark.read.shape import ReadShape
@@ -63,28 +64,34 @@ def table(
     """A table as it is now: the rows in its lake, and the rest from its log.
 
     `bootstrap` may be left out after `register(spark, bootstrap)`. `filter` is an expression of
-    `zufluss.col`, which is pushed down as far as it goes, or a text of SQL. `limit` is a number of
-    rows, any of them. `partitions` are names or `{column: value}`. With `read_optimized`, or for
-    `"db.t$lake"`, only the lake is read; `"db.t$changelog"` is the changes, with `_change_type`,
-    `_log_offset` and `_commit_timestamp`. `options` are the client's, as for `zufluss.connect`.
+    `zufluss.col`, or a text as for `table.scan`; it is pushed down as far as it goes. `limit` is a
+    number of rows, any of them. `partitions` are names or `{column: value}`. With
+    `read_optimized`, or for `"db.t$lake"`, only the lake is read; `"db.t$changelog"` is the
+    changes, with `_change_type`, `_log_offset` and `_commit_timestamp`. `options` are the client's,
+    as for `zufluss.connect`.
 
     >>> table(spark, "shop.orders", bootstrap="localhost:9123").count()  # doctest: +SKIP
     """
     servers = known_bootstrap(spark, bootstrap)
     parts = None if partitions is None else tuple(partitions)
-    request = FrameRequest(spark, servers, options or {}, columns, filter, parts)
-    frame = _frame(request, path, read_optimized=read_optimized)
+    cluster = client(servers, options or {})
+    info = cluster.run(cluster.connection.admin.table_info(_table_path(path)))
+    chosen = checked_filter(filter, info.schema)
+    request = FrameRequest(spark, servers, options or {}, columns, chosen, parts)
+    frame = _frame(request, info, path, read_optimized=read_optimized)
     return frame if limit is None else frame.limit(limit)
 
 
-def _frame(request: FrameRequest, path: str, *, read_optimized: bool) -> DataFrame:
-    cluster = request.client()
+def _table_path(path: str) -> TablePath:
     changelog, lake = TableView.CHANGELOG.value, TableView.LAKE.value
-    name = path.removesuffix(changelog if path.endswith(changelog) else lake)
-    info = cluster.run(cluster.connection.admin.table_info(as_path(name)))
-    if path.endswith(changelog):
+    return as_path(path.removesuffix(changelog if path.endswith(changelog) else lake))
+
+
+def _frame(request: FrameRequest, info: TableInfo, path: str, *, read_optimized: bool) -> DataFrame:
+    cluster = request.client()
+    if path.endswith(TableView.CHANGELOG.value):
         return request.changes(info)
-    lake_only = read_optimized or path.endswith(lake)
+    lake_only = read_optimized or path.endswith(TableView.LAKE.value)
     stateful = info.has_primary_key and not lake_only
     if stateful and not cluster.run(in_lake(cluster.connection, info)):
         return request.state(info)
@@ -100,7 +107,7 @@ class _UnionFrame:
     plan: UnionPlan
 
     def frame(self) -> DataFrame:
-        info, expression = self.plan.info, self.request.expression
+        info, expression = self.plan.info, self.request.filter
         result = UnionShape(info, self.request.columns, expression, with_offsets=False)
         columns = spark_schema(info.schema.column(name) for name in self._read_columns(result))
         shape = ReadShape(info, columns, expression)
@@ -115,8 +122,6 @@ class _UnionFrame:
     def _read_columns(self, result: UnionShape) -> list[str]:
         """The columns that are asked for, in the filter, or needed to tell rows apart."""
         info = self.plan.info
-        if isinstance(self.request.filter, str):
-            return list(info.schema.names)
         names = {*result.columns, *info.schema.primary_key}
         if self.plan.partitions is not None:
             names |= {*info.partition_keys}
@@ -126,9 +131,7 @@ class _UnionFrame:
         filter = self.request.filter
         if filter is None:
             return frame
-        if isinstance(filter, Expression):
-            return frame.filter(to_column(filter, self.plan.info.schema))
-        return frame.filter(filter)
+        return frame.filter(to_column(filter, self.plan.info.schema))
 
     # -- lake ----------------------------------------------------------------------------------
 
@@ -158,7 +161,7 @@ class _UnionFrame:
     def _tail_groups(self) -> Groups:
         """The ranges of each task, without partitions that the filter leaves out."""
         info = self.plan.info
-        request = PlanRequest(info, TableView.ROWS, prune=self.request.expression)
+        request = PlanRequest(info, TableView.ROWS, prune=self.request.filter)
         return self.request.packed(request.possible(self.plan.tail), split=not info.has_primary_key)
 
     def _tail(self, shape: ReadShape, groups: Groups) -> DataFrame:
