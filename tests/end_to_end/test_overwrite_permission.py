@@ -31,6 +31,14 @@ def overwrite(raw: RawClient, table_id: int, number: int, mode: int = MergeMode.
     return int(entry.error_code)
 
 
+def overwrite_deletes(raw: RawClient, table_id: int) -> int:
+    """Delete key 1 by an overwrite; the error code of the bucket."""
+    request = put_request(table_id, kv_batch([CODEC.delete((1,))]))
+    request.agg_mode = MergeMode.OVERWRITE
+    (entry,) = raw.call(ApiKey.PUT_KV, request, PUT_VERSION).buckets_resp
+    return int(entry.error_code)
+
+
 def state(raw: RawClient, table_id: int) -> int | None:
     row = CODEC.value(values_of(raw, table_id, [CODEC.key((1,))])[0])
     return None if row is None else row[2]
@@ -55,9 +63,24 @@ def test_only_named_users_overwrite_where_users_have_names(
             assert overwrite(nobody, first, 9) == ErrorCode.AUTHORIZATION_EXCEPTION
             assert state(nobody, first) == 1, "nothing was written"
             assert overwrite(nobody, plainly, 9) == 0, "there is no engine to put it past"
+            assert overwrite_deletes(nobody, plainly) == 0
         for number, somebody in enumerate((loader, admin), 2):
             assert overwrite(somebody, first, number) == 0
             assert state(bob, first) == number
+
+
+@pytest.mark.parametrize("behavior", ["IGNORE", "DISABLE"])
+@pytest.mark.parametrize("engine", [None, "first_row"])
+def test_an_overwrite_deletes_whatever_the_table_says_of_deletes(
+    raw: RawClient, engine: str | None, behavior: str
+) -> None:
+    """As on Fluss: sinks take new rows back by overwrites, whatever the table is."""
+    options = {} if engine is None else {"table.merge-engine": engine}
+    options["table.delete.behavior"] = behavior
+    table_id = create_by_hand(raw, f"undone_{engine}_{behavior}", SMALL, options)
+    assert overwrite(raw, table_id, 1, MergeMode.AGGREGATE) == 0
+    assert overwrite_deletes(raw, table_id) == 0
+    assert state(raw, table_id) is None
 
 
 @pytest.mark.parametrize("mode", [3, 99, 101, -1, 2**31 - 1])

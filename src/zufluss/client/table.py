@@ -114,7 +114,8 @@ class AsyncTable:
         keeps the others. `merge_mode` says how rows combine with the stored ones:
 
         - `"aggregate"`: rows are inputs of the table's merge engine;
-        - `"overwrite"`: rows replace the stored ones, bypassing the merge engine;
+        - `"overwrite"`: rows replace the stored ones, bypassing the merge engine, and deletes
+          delete, whatever the table's `table.delete.behavior` is;
         - `"retract"`: rows are inputs that are taken back (aggregation tables only);
         - `"merge_state"`: rows are aggregation states (aggregation tables only).
 

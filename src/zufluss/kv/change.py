@@ -58,9 +58,10 @@ class PutChange:
         groups: Groups,
         old: Slices,
         engine: MergeEngine | PartialUpdate | Aggregation,
+        mode: int,
         ids: Ids,
     ) -> None:
-        """`old` has the stored value of each group's key."""
+        """`old` has the stored value of each group's key; `engine` is that of the `mode`."""
         self._table = table
         self._batch = batch
         self._first = groups.first
@@ -70,7 +71,7 @@ class PutChange:
         new, stored, self._deletes = number_candidates(batch.rows, old)
         self._candidates = Candidates(groups.of, new, stored, None)
         if self._deletes:
-            table.check_deletes(batch.keys.take(np.flatnonzero(new == NO_ROW)))
+            table.check_deletes(batch.keys.take(np.flatnonzero(new == NO_ROW)), mode)
         if isinstance(engine, Aggregation):
             self._aggregate(engine, ids)
         elif isinstance(engine, PartialUpdate):

@@ -67,7 +67,7 @@ class KvTable:
         """Number of fields by schema id."""
         self._merges = merge_engine(info.descriptor.properties)
         self._engine = self._configured_engine()
-        self._overwrite = self._last_row()
+        self._overwrite = LastRow(before_images=self.before_images, ignore_deletes=False)
 
     def __repr__(self) -> str:
         return f"KvTable({self.info.path}, schema {self.info.schema_id})"
@@ -141,6 +141,7 @@ class KvTable:
     ) -> MergeEngine | PartialUpdate | Aggregation:
         """Return the engine for batches that write these columns (none: all).
 
+        An overwrite goes past the merge engine of the table and past its delete behavior.
         Raises `InvalidTargetColumnError` for columns that cannot be written like that.
         """
         if self._merges == "aggregation" and mode != OVERWRITE:
@@ -157,9 +158,9 @@ class KvTable:
             return self._overwrite
         return self._engine
 
-    def check_deletes(self, keys: Slices) -> None:
-        """Refuse deletes if the table takes none, and keys that no row can have."""
-        if self.deletes == "DISABLE":
+    def check_deletes(self, keys: Slices, mode: int) -> None:
+        """Refuse deletes if the table takes none in this mode, and keys that no row can have."""
+        if self.deletes == "DISABLE" and mode != OVERWRITE:
             raise ZuflussError(
                 f"{self.info.path} takes no deletes: its table.delete.behavior is DISABLE",
                 code=ErrorCode.DELETION_DISABLED_EXCEPTION,
@@ -213,9 +214,6 @@ class KvTable:
         if self._merges == "versioned":
             column = self.info.property(t.TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN)
             return HighestVersion(column, before_images=self.before_images)
-        return self._last_row()
-
-    def _last_row(self) -> LastRow:
         return LastRow(before_images=self.before_images, ignore_deletes=self.deletes == "IGNORE")
 
     def _auto_increment_column(self) -> int | None:
@@ -244,7 +242,7 @@ class KvTable:
             keys=frozenset(keys),
             auto_increment=self.auto_increment,
             before_images=self.before_images,
-            ignore_deletes=self.deletes == "IGNORE",
+            ignore_deletes=self.deletes == "IGNORE" and mode != OVERWRITE,
         )
 
     @lru_cache(maxsize=64)  # noqa: B019

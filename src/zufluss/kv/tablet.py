@@ -157,7 +157,7 @@ class KvTablet:
         groups = Groups(*group_keys(batch.keys, hashes))
         keys, hashes = batch.keys.take(groups.first), hashes[groups.first]
         old = self._stored(keys, hashes)
-        change = PutChange(table, batch, groups, old, engine, self.ids)
+        change = PutChange(table, batch, groups, old, engine, mode, self.ids)
         changes = Changes(
             table.changelog, change.rows, change.kinds, batch.writer_id,
             batch.batch_sequence,

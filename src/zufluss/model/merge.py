@@ -14,7 +14,7 @@ A put names the way its rows are merged (`MergeMode`, `agg_mode` on the wire):
 | mode            | rows are                                          | tables            |
 |-----------------|---------------------------------------------------|-------------------|
 | 0 AGGREGATE     | inputs of the table's engine                      | all               |
-| 1 OVERWRITE     | the new rows, past the engine; needs permission   | all               |
+| 1 OVERWRITE     | the new rows, past engine and delete behavior     | all               |
 | 2 MERGE_STATE   | states of a client that aggregates before sending | aggregation       |
 | 100 RETRACT     | inputs to take back; an extension                 | aggregation       |
 """

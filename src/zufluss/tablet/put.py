@@ -591,14 +591,21 @@ def _check_mode(mode: int) -> None:
 
 
 def _check_overwrite(replica: Replica, principal: str | None) -> None:
-    """Refuse an overwrite past the merge engine of a table to a user who may not overwrite."""
-    engine = merge_engine(replica.tablet.table.info.descriptor.properties)
-    if engine is not None:
-        raise AuthorizationError(
-            f"{principal or 'an unknown user'} may not overwrite rows of {replica.path}, which has "
-            f"the merge engine {engine}; put them with agg_mode 0, or have {principal or 'a user'} "
-            f"added to {options.ZUFLUSS_OVERWRITE_USERS.key}"
-        )
+    """Refuse an overwrite past the rules of a table to a user who may not overwrite."""
+    table = replica.tablet.table
+    engine = merge_engine(table.info.descriptor.properties)
+    if engine is None and table.deletes == "ALLOW":
+        return
+    rule = (
+        f"{t.TABLE_DELETE_BEHAVIOR.key} = {table.deletes}"
+        if engine is None
+        else f"the merge engine {engine}"
+    )
+    raise AuthorizationError(
+        f"{principal or 'an unknown user'} may not overwrite rows of {replica.path}, which has "
+        f"{rule}; put them with agg_mode 0, or have {principal or 'a user'} "
+        f"added to {options.ZUFLUSS_OVERWRITE_USERS.key}"
+    )
 
 
 def _flush_begun(replica: Replica, outcome: object) -> None:

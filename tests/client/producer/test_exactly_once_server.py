@@ -328,13 +328,17 @@ def test_an_undo_leaves_the_columns_of_others_alone(
     assert rows_of(table, "top") == {1: 7, 2: 8, 4: 9}
 
 
-def test_a_client_cannot_undo_where_it_may_not_delete(conn: Connection, crashed: Crash) -> None:
-    table = counts(conn)
+@pytest.mark.parametrize("behavior", ["IGNORE", "DISABLE"])
+@pytest.mark.parametrize("undo", UNDOS)
+def test_an_undo_takes_back_new_rows_where_nobody_may_delete(
+    conn: Connection, crashed: Crash, undo: Literal["server", "client"], behavior: str
+) -> None:
+    table = counts(conn, properties={"table.delete.behavior": behavior})
+    upsert(table, views(1))
     writer = table.exactly_once_writer("job")
-    writer.write(views(1))
+    writer.write(views(1, 2))
     crashed(writer)
-    with pytest.raises(ProducerStateError, match=r"takes no deletes .* leave out undo='client'"):
-        table.exactly_once_writer("job", undo="client")
+    table.exactly_once_writer("job", undo=undo).release()
     assert rows_of(table) == {1: 1}
 
 

@@ -88,6 +88,18 @@ def test_deletes_do_what_the_table_says(make: Make, deletes: str | None) -> None
         assert bucket.rows((1,)) == [(1, 5, "a")]
 
 
+@pytest.mark.parametrize("deletes", ["IGNORE", "DISABLE"])
+def test_an_overwrite_deletes_whatever_the_table_says_of_deletes(make: Make, deletes: str) -> None:
+    """An undo by OVERWRITE puts takes rows back that the aggregation cannot delete."""
+    bucket = make(sums(), table__delete__behavior=deletes)
+    bucket.put((1, 5, "a"), (2, 6, None))
+    assert bucket.put((1,), (3,), mode=MergeMode.OVERWRITE) == [(DELETE, (1, 5, "a"))]
+    assert bucket.put((2,), targets=["k", "n"], mode=MergeMode.OVERWRITE) == [
+        (DELETE, (2, 6, None))
+    ]
+    assert bucket.tablet.row_count == 0
+
+
 def test_a_row_that_comes_and_goes_in_one_batch_leaves_nothing(make: Make) -> None:
     bucket = make(sums(), table__delete__behavior="ALLOW")
     assert bucket.put((1, 5, "a"), (1,)) == [(INSERT, (1, 5, "a")), (DELETE, (1, 5, "a"))]

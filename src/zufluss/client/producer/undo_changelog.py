@@ -2,10 +2,9 @@
 
 The leaders' own undo (`producer/undo.py`) reads nothing over the network and is the usual one. Only
 a producer that owns its columns can be undone by the client: nobody else changed them, so the
-*first* change of a key behind the baseline shows the columns as they were there. The table must
-allow deletes.
+*first* change of a key behind the baseline shows the columns as they were there.
 
-| first change | write, bypassing the merge engine, to the producer's columns only |
+| first change | write, past merge engine and delete behavior, to the producer's columns only |
 |---|---|
 | `+I` | a delete: the row is removed, unless others have values in it |
 | `-U`, `-D` | the columns of that row |
@@ -32,9 +31,7 @@ from zufluss.client.read.log_scan import AsyncLogScan
 from zufluss.client.write.rows import RowChunk
 from zufluss.client.write.upsert import AsyncUpsertWriter
 from zufluss.client.write.writer import Identity
-from zufluss.config import table_options as t
 from zufluss.errors import ProducerStateError, UndoImpossibleError
-from zufluss.model.merge import merge_engine
 from zufluss.model.table import TableInfo
 from zufluss.record.slices import Slices
 
@@ -77,14 +74,6 @@ def check_undoable(info: TableInfo, producer: ProducerSession) -> None:
         raise ProducerStateError(
             f"column {info.schema.auto_increment_column[0]!r} of {info.path} is counted up by the "
             "server and written by nobody else; leave out undo='client'"
-        )
-    behavior = info.descriptor.properties.get(t.TABLE_DELETE_BEHAVIOR.key)
-    if behavior is None and merge_engine(info.descriptor.properties) is not None:
-        behavior = "IGNORE"
-    if behavior is not None and behavior.upper() != "ALLOW":
-        raise ProducerStateError(
-            f"table {info.path} takes no deletes ({t.TABLE_DELETE_BEHAVIOR.key} = {behavior}), so "
-            "a client cannot take back rows that are new; leave out undo='client'"
         )
 
 

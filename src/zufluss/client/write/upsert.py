@@ -16,7 +16,7 @@ written, even if the input has it.
 | merge mode | meaning of the rows |
 |---|---|
 | `aggregate` | inputs of the table's merge engine (default) |
-| `overwrite` | new values of the rows, bypassing the merge engine |
+| `overwrite` | new values of the rows, bypassing the merge engine; deletes always delete |
 | `merge_state` | states of an aggregation table, as its columns hold them |
 | `retract` | inputs of an aggregation table that are taken back |
 
