@@ -534,11 +534,28 @@ def test_metadata_of_a_missing_partition_is_held_back_without_blocking_the_conne
     attacker: RawClient,
 ) -> None:
     """A writer to a missing partition asks without a pause, tens of thousands of times."""
-    held = attacker.begin(ApiKey.GET_METADATA, m.MetadataRequest(partitions_id=[987_654]))
+    missing = m.MetadataRequest(partitions_id=[987_654])
+    held = [attacker.begin(ApiKey.GET_METADATA, missing) for _ in range(30)]
     others = [attacker.begin(ApiKey.API_VERSIONS, versions_request()) for _ in range(5)]
-    order = [attacker.receive() for _ in range(6)]
-    assert [frame.request_id for frame in order] == [*others, held]
+    order = [attacker.receive() for _ in range(35)]
+    assert [frame.request_id for frame in order if frame.request_id in held] == held
+    assert {frame.request_id for frame in order[:-1]} >= set(others)
     assert code_of(order[-1].error) == 36
+
+
+def test_rows_of_different_missing_partitions_do_not_wait_for_each_other(
+    attacker: RawClient,
+) -> None:
+    """A lookup join asks once for each row, and takes the error for "no row"."""
+    again = [
+        attacker.begin(ApiKey.GET_METADATA, m.MetadataRequest(partitions_id=[987_655]))
+        for _ in range(30)
+    ]
+    for row in range(987_700, 987_740):
+        attacker.begin(ApiKey.GET_METADATA, m.MetadataRequest(partitions_id=[row]))
+    order = [attacker.receive() for _ in range(70)]
+    assert {code_of(frame.error) for frame in order} == {36}
+    assert order[-1].request_id == again[-1]
 
 
 def test_a_connection_that_is_reset_hurts_nobody(attacker: RawClient, table_id: int) -> None:

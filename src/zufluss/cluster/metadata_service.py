@@ -12,12 +12,14 @@ location, and clients get its present address.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage, ClusterNode, PartitionEntry, TableEntry
+from zufluss.cluster.missing_partitions import MissingPartitions
 from zufluss.cluster.refusal import check_refusal
 from zufluss.config.lake import handed_out
 from zufluss.config.load import Configuration
@@ -37,9 +39,6 @@ from zufluss.wire.tables import (
 if TYPE_CHECKING:
     from zufluss.net.services import RequestContext
 
-MISSING_PARTITION_HOLD_SECONDS = 0.5
-"""Delay of the answer about a missing partition: pyfluss asks again at once, for ever."""
-
 
 class MetadataService:
     """Handlers of the read-only metadata APIs."""
@@ -49,6 +48,7 @@ class MetadataService:
     ) -> None:
         """`remote_uri` is the address of a remote location, of the first one for None."""
         self._image = image
+        self._missing = MissingPartitions(time.monotonic)
         self._remote_uri = remote_uri
         self._lakes = {
             format: handed_out(format, conf.lake_properties(format)) for format in LAKE_FORMATS
@@ -152,11 +152,7 @@ class MetadataService:
         image = self._image
         paths = {path_from_proto(path): None async for path in paced(request.table_path)}
         tables = [image.table(path) for path in paths]
-        try:
-            partitions = await self._partitions(request)
-        except PartitionNotExistError:
-            await asyncio.sleep(MISSING_PARTITION_HOLD_SECONDS)
-            raise
+        partitions = await self._partitions(request, ctx.peer)
         response = m.MetadataResponse(
             tablet_servers=_visible(image.tablets.values(), ctx.listener),
             table_metadata=[self._table(table) async for table in paced(tables)],
@@ -181,16 +177,21 @@ class MetadataService:
         descriptor = entry.info.descriptor
         return replace(descriptor, properties={**descriptor.properties, **lake}).to_json()
 
-    async def _partitions(self, request: m.MetadataRequest) -> Iterable[PartitionEntry]:
+    async def _partitions(self, request: m.MetadataRequest, peer: str) -> Iterable[PartitionEntry]:
         """The partitions that a request names, each once."""
         partitions: dict[int, PartitionEntry] = {}
         async for each in paced(request.partitions_path):
             path = physical_path_from_proto(each)
-            entry = self._image.partition(path.path, path.partition or "")
+            try:
+                entry = self._image.partition(path.path, path.partition or "")
+            except PartitionNotExistError:
+                await asyncio.sleep(self._missing.hold_seconds(peer, path))
+                raise
             partitions[entry.partition_id] = entry
         async for partition_id in paced(request.partitions_id):
             by_id = self._image.partition_by_id(partition_id)
             if by_id is None:
+                await asyncio.sleep(self._missing.hold_seconds(peer, partition_id))
                 raise PartitionNotExistError(f"partition with id {partition_id} does not exist")
             partitions[partition_id] = by_id
         return partitions.values()
