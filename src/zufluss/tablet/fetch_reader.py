@@ -564,8 +564,8 @@ def _check_projection(buckets: Buckets, table_id: int, columns: Sequence[int]) -
         )
     count = len(state.info.schema.columns)
     ascending = all(a < b for a, b in pairwise(columns))
-    if not columns or not ascending or columns[0] < 0 or columns[-1] >= count:
+    if columns and (not ascending or columns[0] < 0 or columns[-1] >= count):
         raise InvalidColumnProjectionError(
             f"projected_fields {list(columns)[:20]} of {state.info.path} must be ascending column "
-            f"indexes from 0 to {count - 1} without repetition, at least one"
+            f"indexes from 0 to {count - 1} without repetition"
         )

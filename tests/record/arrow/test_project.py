@@ -77,6 +77,28 @@ def test_a_projection_holds_the_wanted_columns_of_any_schema(
     assert after == before._replace(length=after.length, statistics_length=0)
 
 
+@settings(max_examples=30)
+@given(tables(), st.sampled_from(CODECS), st.sampled_from([0, 1, 2]), st.booleans())
+def test_a_projection_to_no_columns_counts_records(
+    table: tuple[Schema, pa.RecordBatch], codec: str | None, magic: int, append_only: bool
+) -> None:
+    schema, rows = table
+    changes = None if append_only else b"\x01" * rows.num_rows
+    batch = log_batch(rows, codec, magic=magic, append_only=append_only, change_types=changes)
+    result = projected(Projector(only(schema), schema), bytes(batch) * 2, ())
+    headers = list(iter_headers(result))
+    assert len(headers) == 2
+    for pos, header in headers:
+        assert (header.record_count, header.change_types_size) == (
+            rows.num_rows,
+            len(changes or b""),
+        )
+        message = parse_message(result, pos + header.body_offset, pos + header.size)
+        assert (message.length, message.node_count, message.buffer_count) == (rows.num_rows, 0, 0)
+        decoded, _ = decode(result, pos, header, pa.schema([]))
+        assert (decoded.num_rows, decoded.num_columns) == (rows.num_rows, 0)
+
+
 @settings(max_examples=60)
 @given(tables(), tables(), st.sampled_from(CODECS))
 def test_a_column_that_an_older_batch_lacks_is_null(

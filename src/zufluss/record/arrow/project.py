@@ -7,7 +7,8 @@ padded to 8. **The CRC stays too**, as in Apache Fluss, so a reader of projected
 check it. Empty batches pass unchanged.
 
 Columns are indexes into the latest schema. A batch of an older schema is matched by column id, and
-a column that it lacks becomes a column of nulls.
+a column that it lacks becomes a column of nulls. Without columns, a message has nothing but the
+number of records, for clients that count.
 
 The metadata is a template (`arrow/template.py`): only numbers differ between the batches of a
 table.
