@@ -38,6 +38,7 @@ from zufluss.cluster.image import ClusterNode
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.remote import home
 from zufluss.cluster.token_service import TokenService
+from zufluss.cluster.unserved import AccessRuleListing
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
 from zufluss.config.lake import EMBEDDED_LAKE, embedded_lake
@@ -442,6 +443,7 @@ async def _serve_tablet_until(
     after = AfterJoining(services, joined)
     after.attach(MetadataService(tablet.image, conf, lambda i: home(storage.locations, i).uri))
     after.attach(ClusterService(tablet.image))
+    after.attach(AccessRuleListing())
     after.attach(TokenService(tablet.image, lambda: storage.locations, Tokens(conf, wall_ms)))
     after.attach(WriterIds(coordinator.allocate_writer_ids))
     tablet.register(after)

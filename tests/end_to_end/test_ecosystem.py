@@ -5,13 +5,24 @@ from __future__ import annotations
 import fluss
 import pyarrow as pa
 import pytest
+from google.protobuf.message import Message
 
 from tests.end_to_end.helpers import IDS, append, create, ids
 from tests.end_to_end.raw import RawClient
+from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.record.arrow.message import decode
 from zufluss.record.header import iter_headers
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
 
 EMPTY = pa.schema([])
+
+
+def refusal(raw: RawClient, key: ApiKey, request: Message) -> tuple[ErrorCode, str]:
+    """Code and message of the error frame that answers a request."""
+    with pytest.raises(ZuflussError) as refused:
+        raw.call(key, request)
+    return refused.value.code, refused.value.message
 
 
 @pytest.fixture
@@ -63,3 +74,52 @@ async def changed(conn: fluss.FlussConnection, path: fluss.TablePath) -> int:
     writer.upsert({"id": 1, "text": "c"})
     await writer.flush()
     return int(table.get_table_info().table_id)
+
+
+EVERY_RULE = m.PbAclFilter(resource_type=1, operation_type=1, permission_type=1)
+RULE = m.PbAclInfo(
+    resource_type=2,
+    resource_name="fluss-cluster",
+    principal_name="Alice",
+    principal_type="User",
+    host="*",
+    operation_type=3,
+    permission_type=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "request_"),
+    [
+        (ApiKey.CREATE_ACLS, m.CreateAclsRequest(acl=[RULE])),
+        (ApiKey.LIST_ACLS, m.ListAclsRequest(acl_filter=EVERY_RULE)),
+        (ApiKey.DROP_ACLS, m.DropAclsRequest(acl_filter=[EVERY_RULE])),
+    ],
+)
+def test_the_access_rule_procedures_of_flink_hear_that_there_is_no_authorizer(
+    raw: RawClient, key: ApiKey, request_: Message
+) -> None:
+    code, text = refusal(raw, key, request_)
+    assert code is ErrorCode.SECURITY_DISABLED_EXCEPTION
+    assert text.startswith("No Authorizer is configured.")
+
+
+def test_a_server_tag_of_a_missing_server_is_refused_in_fluss_s_words(raw: RawClient) -> None:
+    request = m.AddServerTagRequest(server_ids=[100], server_tag=0)
+    code, text = refusal(raw, ApiKey.ADD_SERVER_TAG, request)
+    assert code is ErrorCode.SERVER_NOT_EXIST_EXCEPTION
+    assert text.startswith("Server 100 not exists when trying to add server tag.")
+
+
+def test_a_server_tag_is_refused_and_one_that_nobody_has_is_removed(raw: RawClient) -> None:
+    (server,) = raw.call(ApiKey.GET_METADATA, m.MetadataRequest()).tablet_servers
+    tag = {"server_ids": [server.node_id], "server_tag": 0}
+    assert raw.error_code(ApiKey.ADD_SERVER_TAG, m.AddServerTagRequest(**tag)) == 61
+    raw.call(ApiKey.REMOVE_SERVER_TAG, m.RemoveServerTagRequest(**tag))
+
+
+def test_a_rebalance_is_refused_and_there_is_none_to_list_or_to_cancel(raw: RawClient) -> None:
+    assert raw.error_code(ApiKey.REBALANCE, m.RebalanceRequest(goals=[0, 1])) == 61
+    progress = raw.call(ApiKey.LIST_REBALANCE_PROGRESS, m.ListRebalanceProgressRequest())
+    assert not progress.HasField("rebalance_id")
+    raw.call(ApiKey.CANCEL_REBALANCE, m.CancelRebalanceRequest(rebalance_id="none"))

@@ -34,6 +34,7 @@ from zufluss.cluster.image import ClusterImage, ClusterNode, ImageChange, NodesP
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.replicas import LocalTablet, assignments
 from zufluss.cluster.token_service import TokenService
+from zufluss.cluster.unserved import UnservedProcedures
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
 from zufluss.config.load import Configuration
@@ -256,6 +257,7 @@ class Coordinator:
         services.attach(tokens)
         services.attach(MetadataService(self.image, self.conf, self.locations.uri))
         services.attach(ClusterService(self.image))
+        services.attach(UnservedProcedures(self.image))
         services.attach(self._sweeps)
         services.attach(
             LocationService(
