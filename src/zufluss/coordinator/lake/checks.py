@@ -69,7 +69,7 @@ def check_forward(info: TableInfo, known: Offsets, offered: Offsets) -> None:
 
 
 async def check_reached(
-    info: TableInfo, known: Offsets, offered: Offsets, image: ClusterImage, tablets: Tablets
+    known: Offsets, offered: Offsets, image: ClusterImage, tablets: Tablets
 ) -> None:
     """Raise if an offset is above `known` and above the high watermark of its bucket.
 

@@ -192,7 +192,7 @@ class LakeTables:
         await check_buckets(info, reported, self._image)
         previous = {} if ignore_previous else await self._newest_offsets(info)
         merged = self._merged(info, previous, reported)
-        await check_reached(info, previous, reported, self._image, self._tablets)
+        await check_reached(previous, reported, self._image, self._tablets)
         name = self._files.new_name(info)
         waiting = self._prepared.setdefault(table_id, [])
         waiting.append(name)  # before the write, or the next commit would delete the file
@@ -213,7 +213,7 @@ class LakeTables:
         locations_version = self._files.locations_version
         record, offsets = await self._read_commit(info, commit)
         known = await self._read_ahead(info, record.snapshot_id)
-        await check_reached(info, known, offsets, self._image, self._tablets)
+        await check_reached(known, offsets, self._image, self._tablets)
         async with self._turn:
             self._check_holder(info, commit.hand_out)
             lake = self._book.get(info.table_id)
