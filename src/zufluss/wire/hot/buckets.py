@@ -84,7 +84,11 @@ def scan_bucket(view: memoryview, position: int, end: int) -> BucketScan:
             raise CorruptMessageError(
                 f"a bucket entry has more than {ENTRY_FIELDS_MAX} fields; send each field once"
             )
-        tag, position = read_tag(view, position, end)
+        tag = view[position]
+        if 8 <= tag < 0x80:  # one byte, as all fields that are known
+            position += 1
+        else:
+            tag, position = read_tag(view, position, end)
         field, wire_type = tag >> 3, tag & 7
         if field > 3:
             position = skip_field(view, position, end, wire_type)

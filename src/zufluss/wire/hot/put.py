@@ -112,7 +112,11 @@ def scan_put_steps(view: memoryview, start: int, end: int) -> Iterator[PutScan |
         if fields % FIELDS_AT_ONCE == 0:
             check_fields(fields, FIELDS_MAX, "PutKvRequest")
             yield None
-        tag, position = read_tag(view, position, end)
+        tag = view[position]
+        if 8 <= tag < 0x80:  # one byte, as all fields that are known
+            position += 1
+        else:
+            tag, position = read_tag(view, position, end)
         field, wire_type = tag >> 3, tag & 7
         if field in (1, 2, 3, 6):
             if wire_type != VARINT:
