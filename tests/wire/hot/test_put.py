@@ -78,7 +78,7 @@ def test_target_columns_may_come_one_by_one() -> None:
         (b"\x0a\x00", "field 1 of a PutKvRequest has the wire type 2"),
         (b"\x21" + bytes(8), "field 4 of a PutKvRequest has the wire type 1"),
         (b"\x28\x01", "field 5 of a PutKvRequest has the wire type 0"),
-        (b"\x22" + b"\xff\x7f" + bytes(0x3FFF), f"more than {TARGETS_MAX} target columns"),
+        (b"\x22" + b"\xff\xff\x03" + bytes(0xFFFF), f"more than {TARGETS_MAX} target columns"),
     ],
 )
 def test_malformed_requests_are_refused_with_the_reason(body: bytes, reason: str) -> None:

@@ -43,8 +43,8 @@ from zufluss.wire.hot.fields import (
     to_int64,
 )
 
-TARGETS_MAX: Final = 4096
-"""Target columns of one request; tables have fewer columns."""
+TARGETS_MAX: Final = 32_768
+"""Target columns of one request; the largest descriptor of a table has room for fewer columns."""
 FIELDS_MAX: Final = BUCKETS_MAX + TARGETS_MAX + 64
 """Fields of one request: bucket entries, target columns, and unknown and repeated ones."""
 
