@@ -66,8 +66,9 @@ def _answered(
 
 async def _repeat(seconds: float, work: Callable[[], object]) -> None:
     while True:
-        await asyncio.sleep(seconds)
         try:
+            await asyncio.sleep(seconds)
             work()
-        except Exception:
+        except Exception:  # also of the sleep, which needs memory for its timer
             log.exception("periodic_work_failed")
+            await asyncio.sleep(0)

@@ -169,11 +169,12 @@ class KvSnapshotter:
         low, high = TICK_SECONDS
         tick = min(max(self._interval / TICKS, low), high)
         while True:
-            await asyncio.sleep(tick)
             try:
+                await asyncio.sleep(tick)
                 self._begin_due()
-            except Exception:
+            except Exception:  # also of the sleep, which needs memory for its timer
                 log.exception("kv_snapshots_not_begun")
+                await asyncio.sleep(0)
 
     def _begin_due(self) -> None:
         now = self._loop.time()

@@ -113,11 +113,12 @@ class RemoteLogRunner:
         moving = self._settings.moving_directory
         await asyncio.to_thread(shutil.rmtree, moving, ignore_errors=True)
         while True:
-            await asyncio.sleep(self.interval or READ_AGAIN_SECONDS)
             try:
+                await asyncio.sleep(self.interval or READ_AGAIN_SECONDS)
                 self.begin()
-            except Exception:
+            except Exception:  # also of the sleep, which needs memory for its timer
                 log.exception("remote_log_rounds_failed")
+                await asyncio.sleep(0)
 
     def begin(self) -> None:
         """Begin the rounds that are due and not under way."""
