@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ import structlog
 
 from zufluss.clock import Clock, ClockMs, uptime_seconds, wall_ms
 from zufluss.log.files import Files
+from zufluss.periodic import repeat
 
 log = structlog.get_logger(__name__)
 
@@ -118,7 +120,10 @@ class ExpiryClock:
 async def expiry_clock(data_dir: Path, files: Files) -> AsyncIterator[ExpiryClock]:
     """The expiry clock of a server, which goes on from the last time that the directory knows."""
     clock = ExpiryClock(last_known(data_dir))
-    task = asyncio.create_task(_remember_often(data_dir, files, clock), name="expiry-clock")
+    remember(data_dir, files, clock)
+    again = partial(remember, data_dir, files, clock)
+    work = repeat(REMEMBER_SECONDS, again, "clock_not_remembered")
+    task = asyncio.create_task(work, name="expiry-clock")
     try:
         yield clock
     finally:
@@ -145,9 +150,3 @@ def remember(data_dir: Path, files: Files, clock: ExpiryClock) -> None:
         files.rename(target.with_suffix(".new"), target)
     except OSError as e:
         log.warning("clock_not_remembered", reason=str(e))
-
-
-async def _remember_often(data_dir: Path, files: Files, clock: ExpiryClock) -> None:
-    while True:
-        remember(data_dir, files, clock)
-        await asyncio.sleep(REMEMBER_SECONDS)

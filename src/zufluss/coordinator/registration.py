@@ -26,6 +26,7 @@ from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
 from zufluss.errors import ConfigError, ErrorCode, error
+from zufluss.periodic import repeat
 from zufluss.remote.health import HealthReport
 from zufluss.tasks import end
 from zufluss.wire import messages as m
@@ -85,7 +86,8 @@ class Registrations:
 
     def start(self) -> None:
         """Check for silent servers from now on."""
-        self._task = asyncio.create_task(self._loop(), name="tablet-sessions")
+        work = repeat(CHECK_SECONDS, self.expire, "tablet_session_check_failed")
+        self._task = asyncio.create_task(work, name="tablet-sessions")
 
     async def stop(self) -> None:
         """End every registration; requests under way to the servers fail."""
@@ -194,14 +196,6 @@ class Registrations:
 
     def _silent(self, session: TabletSession) -> bool:
         return self._clock_ms() - session.seen_ms > SESSION_MS
-
-    async def _loop(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            try:
-                await self.expire()
-            except Exception:
-                log.exception("tablet_session_check_failed")
 
 
 def _node_of(request: m.RegisterTabletServerRequest) -> ClusterNode:

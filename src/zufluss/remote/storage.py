@@ -30,6 +30,7 @@ import structlog
 from zufluss.config import Configuration
 from zufluss.config import options as o
 from zufluss.errors import ZuflussError
+from zufluss.periodic import repeat
 from zufluss.remote import marker
 from zufluss.remote.errors import (
     LocationUnavailableError,
@@ -116,6 +117,7 @@ class RemoteStorage:
         self._healths = LocationHealths(conf, clock)
         self._uploads: defaultdict[int, _UploadCount] = defaultdict(_UploadCount)
         self._prober: asyncio.Task[None] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
         self._probing: set[int] = set()
 
     # -- Locations ----------------------------------------------------------------------------
@@ -404,13 +406,17 @@ class RemoteStorage:
 
     def start(self) -> None:
         """Start a task that probes failed locations until `stop`."""
-        self._prober = asyncio.get_running_loop().create_task(self._probe_forever())
+        seconds = self._conf[o.ZUFLUSS_REMOTE_PROBE_INTERVAL] / 1000
+        work = repeat(seconds, self._begin_probes, "location_probes_not_begun")
+        self._prober = asyncio.get_running_loop().create_task(work)
 
     async def stop(self) -> None:
-        """End the task of `start`."""
+        """End the task of `start`, and the probes under way."""
         if self._prober is not None:
-            self._prober.cancel()
-            await asyncio.gather(self._prober, return_exceptions=True)
+            tasks = [self._prober, *self._probes]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._prober = None
 
     async def probe_due(self) -> None:
@@ -421,13 +427,12 @@ class RemoteStorage:
         ids = [x.location_id for x in self.locations.live]
         return [x for x in ids if x not in self._probing and self._healths.probe_due(x)]
 
-    async def _probe_forever(self) -> None:
+    def _begin_probes(self) -> None:
         """Probe due locations concurrently: one that hangs does not delay others."""
-        async with asyncio.TaskGroup() as probes:
-            while True:
-                await asyncio.sleep(self._conf[o.ZUFLUSS_REMOTE_PROBE_INTERVAL] / 1000)
-                for location_id in self._due():
-                    probes.create_task(self._probe_quietly(location_id))
+        for location_id in self._due():
+            probe = asyncio.get_running_loop().create_task(self._probe_quietly(location_id))
+            self._probes.add(probe)
+            probe.add_done_callback(self._probes.discard)
 
     async def _probe_quietly(self, location_id: int) -> None:
         self._probing.add(location_id)

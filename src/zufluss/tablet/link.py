@@ -34,6 +34,7 @@ from zufluss.cluster.replicas import (
 )
 from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.net.services import RequestContext, Services
+from zufluss.periodic import pause, repeat
 from zufluss.remote.health import HealthReport
 from zufluss.remote.locations import Locations
 from zufluss.tablet.coordinator_client import NOT_REGISTERED, CoordinatorClient
@@ -97,7 +98,8 @@ class CoordinatorLink:
     async def start(self) -> None:
         """Register, waiting for the coordinator as long as it takes; then stay registered."""
         await self._join()
-        self._task = asyncio.create_task(self._loop(), name="coordinator-link")
+        work = repeat(HEARTBEAT_SECONDS, self.heartbeat, "heartbeat_failed")
+        self._task = asyncio.create_task(work, name="coordinator-link")
 
     async def stop(self) -> None:
         """Send no more heartbeats."""
@@ -263,17 +265,7 @@ class CoordinatorLink:
                 if not problem.retriable:
                     raise
                 log.warning("coordinator_unreachable", error=str(problem))
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    async def _loop(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            try:
-                await self.heartbeat()
-            except ZuflussError as problem:
-                log.warning("heartbeat_failed", error=str(problem))
-            except Exception:
-                log.exception("heartbeat_failed")
+            await pause(HEARTBEAT_SECONDS)
 
 
 async def _producers(tables: Sequence[m.PbTableProducers]) -> list[TableProducers]:

@@ -22,6 +22,7 @@ import structlog
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.errors import CorruptRecordError, ZuflussError
 from zufluss.model.table import TableBucket
+from zufluss.periodic import pause
 from zufluss.remote.errors import LocationUnavailableError
 
 log = structlog.get_logger(__name__)
@@ -53,7 +54,7 @@ def may_pass(problem: Exception) -> bool:
 class Reopener:
     """Retries refused buckets. Belongs to the event loop."""
 
-    def __init__(self, open_bucket: Open, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, open_bucket: Open, sleep: Sleep = pause) -> None:
         self._open = open_bucket
         self._sleep = sleep
         self.attempts = 0

@@ -7,11 +7,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-import structlog
-
 from zufluss.net.connection import ServerConnection
-
-log = structlog.get_logger(__name__)
+from zufluss.periodic import repeat
 
 
 class BackgroundTasks:
@@ -49,7 +46,7 @@ class BackgroundTasks:
 
     def repeat(self, seconds: float, work: Callable[[], object]) -> None:
         """Call `work` periodically; a failure is logged and the next round comes."""
-        self.spawn(_repeat(seconds, work))
+        self.spawn(repeat(seconds, work, "periodic_work_failed"))
 
     def cancel(self) -> None:
         """Cancel everything that is under way."""
@@ -62,13 +59,3 @@ def _answered(
 ) -> None:
     release()
     connection.task_ended(task)
-
-
-async def _repeat(seconds: float, work: Callable[[], object]) -> None:
-    while True:
-        try:
-            await asyncio.sleep(seconds)
-            work()
-        except Exception:  # also of the sleep, which needs memory for its timer
-            log.exception("periodic_work_failed")
-            await asyncio.sleep(0)

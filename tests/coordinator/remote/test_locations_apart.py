@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.coordinator.remotes import reached
 from tests.coordinator.support import COORDINATOR, TABLET, call
 from tests.coordinator.test_registration import Apart
 from zufluss.cluster.remote import (
@@ -165,6 +166,7 @@ async def test_a_manifest_committed_over_the_wire_counts_and_is_found_again(apar
     second = f"{directory}/{'0' * 8}-0000-0000-0000-{'1' * 12}.manifest"
     epoch = entry.buckets[1].leader_epoch
     usage = {1: Usage(4, 400)}
+    reached(apart, bucket, 20)
     commit = ManifestCommit(bucket, epoch, 1, first, 0, 10, usage)
     assert await apart.client.commit_manifest(commit)
     found = await apart.client.bucket_remotes([bucket, TableBucket(99, None, 0)])

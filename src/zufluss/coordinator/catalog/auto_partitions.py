@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -33,6 +32,7 @@ from zufluss.errors import ZuflussError
 from zufluss.model.auto_partition import auto_partitions, expired_partitions
 from zufluss.model.partition import spec_of
 from zufluss.model.table import TableBucket, TableInfo
+from zufluss.periodic import pause
 from zufluss.tasks import end
 
 log = structlog.get_logger(__name__)
@@ -202,9 +202,7 @@ class AutoPartitions:
                 seconds = self._seconds()
             except Exception:
                 log.exception("auto_partition_check_failed")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
+            await pause(seconds, self._wake)
 
     def _seconds(self) -> float:
         """Seconds until the next check, or until leases may no longer hold a partition."""

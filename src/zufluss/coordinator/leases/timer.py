@@ -8,13 +8,13 @@ longer than it should.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 import structlog
 
 from zufluss.clock import Clock
 from zufluss.coordinator.leases.book import RETRY_SECONDS, LeaseBook
 from zufluss.coordinator.leases.records import put_expiry
+from zufluss.periodic import pause
 from zufluss.tasks import end
 
 log = structlog.get_logger(__name__)
@@ -77,9 +77,7 @@ class LeaseTimer:
         moved = self._book.deadlines.moved
         while True:
             moved.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds()):
-                    await moved.wait()
+            await pause(self._seconds(), moved)
             try:
                 await self.expire()
                 if self._clock() >= self._checkpointed + self._checkpoint_seconds:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,6 +39,7 @@ from zufluss.coordinator.tasks import PendingTasks
 from zufluss.coordinator.turns import Turns
 from zufluss.errors import ConfigError, ZuflussError
 from zufluss.meta.api import MetaStore, Op
+from zufluss.periodic import pause
 from zufluss.tasks import end
 
 log = structlog.get_logger(__name__)
@@ -317,9 +318,7 @@ class ProducerBook:
     async def _run(self) -> None:
         next_check = self._clock() + SILENCE_CHECK_SECONDS
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SILENCE_CHECK_SECONDS):
-                    await self._wake.wait()
+            await pause(SILENCE_CHECK_SECONDS, self._wake)
             self._wake.clear()
             try:
                 if self._untold:

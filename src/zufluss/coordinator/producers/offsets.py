@@ -39,6 +39,7 @@ from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, Delete, MetaStore, Op
 from zufluss.model.producer import check_producer_id
 from zufluss.model.schema import dump_object
+from zufluss.periodic import repeat
 from zufluss.tasks import end
 from zufluss.wire import messages as m
 from zufluss.wire.tables import bucket_key
@@ -95,7 +96,9 @@ class ProducerOffsets:
 
     def start(self) -> None:
         """Delete expired offsets from now on."""
-        self._task = asyncio.create_task(self._run(), name="producer-offsets")
+        seconds = self._interval_ms / 1000
+        work = repeat(seconds, self.delete_expired, "producer_offsets_not_deleted")
+        self._task = asyncio.create_task(work, name="producer-offsets")
 
     async def stop(self) -> None:
         """Finish the changes under way, and delete no more."""
@@ -200,14 +203,6 @@ class ProducerOffsets:
 
     def _is_over(self, head: _Head) -> bool:
         return self._expiry_ms() >= head.expires_ms
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_ms / 1000)
-            try:
-                await self.delete_expired()
-            except Exception:
-                log.exception("producer_offsets_not_deleted")
 
     def __repr__(self) -> str:
         return f"ProducerOffsets(ttl_ms={self._ttl_ms})"

@@ -57,8 +57,8 @@ async def check_reached(
     """
     for end in (await tablets.unreached(image, {bucket: known}, {bucket: offset})).values():
         raise OffsetOutOfRangeError(
-            f"{bucket} ends at offset {end}, {what} cannot reach {offset}; commit only what is "
-            "below the high watermark of the log"
+            f"{image.name_of(bucket)} ends at offset {end}, {what} cannot reach {offset}; commit "
+            "only what is below the high watermark of the log"
         )
 
 

@@ -36,6 +36,7 @@ from zufluss.coordinator.remote.kv_snapshots import KvSnapshots
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError
 from zufluss.meta.api import MetaStore
 from zufluss.model.table import TableBucket
+from zufluss.periodic import repeat
 from zufluss.remote import layout
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.layout import RemoteName
@@ -140,7 +141,8 @@ class Sweep:
     def start(self) -> None:
         """Sweep every interval from now on, unless that is 0."""
         if self._interval_ms:
-            self._task = asyncio.create_task(self._loop(), name="remote-sweep")
+            work = repeat(self._interval_ms / 1000, self.sweep, "sweep_failed")
+            self._task = asyncio.create_task(work, name="remote-sweep")
 
     async def stop(self) -> None:
         """Stop, also in the middle of a sweep."""
@@ -253,14 +255,6 @@ class Sweep:
     def _failed(self, where: str, problem: ZuflussError) -> None:
         self.counts.failures += 1
         log.warning("sweep_left_out", where=where, error=str(problem))
-
-    async def _loop(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_ms / 1000)
-            try:
-                await self.sweep()
-            except Exception:
-                log.exception("sweep_failed")
 
     def __repr__(self) -> str:
         return f"Sweep({self.counts})"

@@ -35,6 +35,7 @@ from zufluss.config.load import Configuration
 from zufluss.errors import CorruptRecordError, ZuflussError
 from zufluss.kv.cold.checkpoint import Checkpoint
 from zufluss.model.table import TableBucket
+from zufluss.periodic import repeat
 from zufluss.remote.errors import RemoteStorageError
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.layout import (
@@ -143,7 +144,10 @@ class KvSnapshotter:
     def start(self) -> None:
         """Take snapshots from now on, until `stop`."""
         if self._timer is None:
-            self._timer = self._loop.create_task(self._again_and_again())
+            low, high = TICK_SECONDS
+            tick = min(max(self._interval / TICKS, low), high)
+            work = repeat(tick, self._begin_due, "kv_snapshots_not_begun")
+            self._timer = self._loop.create_task(work)
 
     async def stop(self) -> None:
         """Cancel the snapshots under way; the next start removes their local files."""
@@ -164,17 +168,6 @@ class KvSnapshotter:
         """Have the coordinator asked again before the next snapshots."""
         for bucket in self._buckets.values():
             bucket.known = False
-
-    async def _again_and_again(self) -> None:
-        low, high = TICK_SECONDS
-        tick = min(max(self._interval / TICKS, low), high)
-        while True:
-            try:
-                await asyncio.sleep(tick)
-                self._begin_due()
-            except Exception:  # also of the sleep, which needs memory for its timer
-                log.exception("kv_snapshots_not_begun")
-                await asyncio.sleep(0)
 
     def _begin_due(self) -> None:
         now = self._loop.time()

@@ -22,6 +22,7 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.log.manager import LogManager
+from zufluss.periodic import repeat
 from zufluss.remote.files import RemoteFile
 from zufluss.remote.stores import store_properties
 from zufluss.remote.uri import parse_location
@@ -112,13 +113,7 @@ class RemoteLogRunner:
         """Begin the rounds that are due, again and again."""
         moving = self._settings.moving_directory
         await asyncio.to_thread(shutil.rmtree, moving, ignore_errors=True)
-        while True:
-            try:
-                await asyncio.sleep(self.interval or READ_AGAIN_SECONDS)
-                self.begin()
-            except Exception:  # also of the sleep, which needs memory for its timer
-                log.exception("remote_log_rounds_failed")
-                await asyncio.sleep(0)
+        await repeat(self.interval or READ_AGAIN_SECONDS, self.begin, "remote_log_rounds_failed")
 
     def begin(self) -> None:
         """Begin the rounds that are due and not under way."""
