@@ -247,6 +247,55 @@ def test_rows_that_a_dead_server_did_not_get_are_named(tmp_path: Path) -> None:
         assert server.bootstrap in stderr
 
 
+# -- forked processes -----------------------------------------------------------------------------
+
+FORKED = """
+import os, sys, zufluss
+bootstrap, table = sys.argv[1:]
+conn = zufluss.connect(bootstrap, **options)
+with conn.table(table).append() as writer:
+    for i in range(20):
+        writer.write({"id": i})
+    if os.fork() == 0:
+        refused = []
+        for call in (
+            lambda: writer.write({"id": 100}),
+            lambda: writer.write({"id": list(range(100, 120))}),
+            lambda: writer.write({"id": 101}),
+            lambda: conn.table(table),
+        ):
+            try:
+                call()
+            except zufluss.ZuflussError as problem:
+                refused.append(problem.message)
+        with zufluss.connect(bootstrap) as own, own.table(table).append() as mine:
+            mine.write({"id": 20})
+        print(*refused, sep="\\n")
+        sys.exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_a_forked_process_cannot_write_with_the_writers_of_its_parent(
+    conn: Connection, dev_server: DevServer
+) -> None:
+    conn.admin.create_table("fluss.forked", "id BIGINT")
+    done = subprocess.run(
+        [sys.executable, "-c", OPTIONS + FORKED, dev_server.bootstrap, "fluss.forked"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=WAIT_SECONDS,
+    )
+    row, columns, another_row, call = done.stdout.splitlines()
+    for message in (row, another_row):
+        assert "this writer of table fluss.forked belongs to the process that forked" in message
+    for message in (columns, call):
+        assert "the connection belongs to the process that forked" in message
+    assert "UnsentRowsWarning" not in done.stderr
+    assert ids(conn, "fluss.forked") == list(range(21))
+
+
 # -- connections and writers in this process ------------------------------------------------------
 
 

@@ -12,6 +12,9 @@ background, and what becomes of the rest is told by the first of these:
 | the end of the event loop (`asyncio.run`) | `UnsentRowsWarning` |
 | the end of the interpreter (`sync/exit.py`) | `UnsentRowsWarning` on stderr |
 
+A forked process sends nothing of its parent, and its writers refuse rows: the loop that would send
+them runs in the parent.
+
 Where an exception or an exit has already ended the user's work, sending ends after
 `LAST_FLUSH_MS`. A normal `close` waits as long as any flush does.
 """
@@ -22,6 +25,7 @@ import asyncio
 import warnings
 from collections.abc import Sequence
 from typing import Final, Protocol
+from weakref import WeakSet
 
 from zufluss.errors import UnsentRowsError, UnsentRowsWarning
 from zufluss.system import after_fork_in_child
@@ -43,6 +47,9 @@ class OpenWriter(Protocol):
     def unsent(self) -> str:
         """The number of unacknowledged rows and their table."""
 
+    def leave_to_parent(self) -> None:
+        """In a forked process: refuse all further rows."""
+
     async def end(self, limit_ms: int | None) -> None:
         """Send all rows and close. Raises `UnsentRowsError` with the rows that are lost.
 
@@ -54,7 +61,18 @@ class OpenWriter(Protocol):
 UNSETTLED: Final[set[OpenWriter]] = set()
 """The writers of this process with rows or failures that are not told yet."""
 
-after_fork_in_child(UNSETTLED.clear)  # the parent sends its rows itself
+WRITERS: Final[WeakSet[OpenWriter]] = WeakSet()
+"""All writers of this process."""
+
+
+def _leave_to_parent() -> None:
+    """The parent sends its rows itself, and nothing would send those of the forked process."""
+    UNSETTLED.clear()
+    for writer in list(WRITERS):
+        writer.leave_to_parent()
+
+
+after_fork_in_child(_leave_to_parent)
 
 
 def joined(problems: Sequence[UnsentRowsError]) -> UnsentRowsError:

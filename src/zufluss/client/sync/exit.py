@@ -114,6 +114,8 @@ def _die_of(number: int) -> None:
 
 def _forget_parent() -> None:
     """In a forked process the threads do not run, and its SIGTERM is not ours."""
+    for thread in THREADS:
+        thread.forked = True
     THREADS.clear()
     if signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

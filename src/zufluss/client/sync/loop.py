@@ -29,6 +29,8 @@ class LoopThread:
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="zufluss-client", daemon=True)
         self._thread.start()
+        self.forked = False
+        """Whether this process was forked since; the thread runs in the parent only."""
         exit.THREADS.add(self)
 
     def _run(self) -> None:
@@ -63,6 +65,11 @@ class LoopThread:
         """Start a coroutine on the loop; the future is for another thread."""
         if not self.alive or threading.current_thread() is self._thread:
             work.close()
+            if self.forked:
+                raise NetworkError(
+                    "the connection belongs to the process that forked this one; connect after "
+                    "the fork"
+                )
             raise NetworkError("the connection is closed, or used from its own event loop")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 

@@ -42,7 +42,7 @@ from zufluss.client.core.budget import MemoryBudget
 from zufluss.client.core.catalog import list_partitions
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.convert import is_stream, single_row, to_batches
-from zufluss.client.core.unsent import LAST_FLUSH_MS, UNSETTLED, note, warn
+from zufluss.client.core.unsent import LAST_FLUSH_MS, UNSETTLED, WRITERS, note, warn
 from zufluss.client.write.rows import ROWS_PER_CHECK, RowBuffer, RowChunk, UnfitRow
 from zufluss.client.write.sender import BucketQueue, PendingBatch, SendableBatch, Sender, WriteCall
 from zufluss.errors import (
@@ -142,7 +142,9 @@ class BatchWriter:
         self._rows_in_work = 0
         self._rows_timer: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._forked = False
         connection.writers.add(self)
+        WRITERS.add(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._pending)} batches under way"
@@ -406,7 +408,17 @@ class BatchWriter:
         with self._rows_lock:
             self._rows.clear()
 
+    def leave_to_parent(self) -> None:
+        """In a forked process: refuse all further rows."""
+        self._forked = self._closed = True
+        self._rows_lock = threading.Lock()  # a thread of the parent may have held it
+
     def _check(self) -> None:
+        if self._forked:
+            raise ZuflussError(
+                f"this writer of table {self.info.path} belongs to the process that forked this "
+                "one; connect and open a writer after the fork"
+            )
         if self._closed or self._connection.closing:
             what = "writer" if self._closed else "connection of the writer"
             raise ZuflussError(f"the {what} of table {self.info.path} is closed; open a new one")
