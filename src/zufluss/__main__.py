@@ -1,6 +1,6 @@
 """`python -m zufluss` is the `zufluss` command."""
 
-from zufluss.cli.main import main
+from zufluss.cli.main import process_main
 
 if __name__ == "__main__":
-    main()
+    process_main()

@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from tests.waiting import WAIT_SECONDS
 from .conftest import COMMAND, Result, environment
 
 Zufluss = Callable[..., Result]
+UNUSED = {
+    *("numba", "pandas", "polars", "duckdb", "rich", "structlog", "yaml", "sqlite3", "rocksdict"),
+    *("pyarrow.dataset", "pyarrow.fs", "pyarrow.parquet"),
+}
+"""What `lookup` and `upsert` of a few rows must not import."""
 
 
 def rows_of(result: Result) -> list[dict[str, Any]]:
@@ -49,6 +55,29 @@ def items(zufluss: Zufluss, request: pytest.FixtureRequest) -> str:
     rows = [{"customer": c, "name": n, "pieces": c} for c in (1, 2) for n in ("a", "b, c")]
     zufluss("upsert", name, stdin=lines(*rows))
     return name
+
+
+@pytest.mark.parametrize("command", ["upsert", "lookup"])
+def test_a_single_command_loads_no_library_that_it_does_not_use(
+    orders: str, server_address: str, command: str
+) -> None:
+    # Each of these takes a tenth of a second or more of every call in a shell's loop.
+    script = (
+        "import sys\nfrom zufluss.cli.main import process_main\n"
+        "try: process_main()\n"
+        "except SystemExit as end: assert end.code in (0, 4), end.code\n"
+        f"print(sorted({UNUSED} & sys.modules.keys()))"
+    )
+    key = [orders] if command == "upsert" else [orders, "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, *key, "--bootstrap", server_address],
+        input=lines({"id": 1}),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_rows_of_every_format_are_upserted_and_looked_up(

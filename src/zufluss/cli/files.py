@@ -22,7 +22,6 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet
 import pyarrow.types as pat
 
 from zufluss.cli import jsonvalues
@@ -51,6 +50,8 @@ def read_batches(
 
 
 def _parquet(source: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet  # loads the clients of all object stores
+
     seekable = source if source.seekable() else io.BytesIO(source.read())
     yield from pyarrow.parquet.ParquetFile(seekable).iter_batches(batch_size=BATCH_ROWS)
 
