@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -123,3 +124,34 @@ def test_a_process_that_cannot_read_its_metrics_still_answers_its_probes(
     assert answer.status == 503
     assert b"did not read its metrics in time" in answer.read()
     assert ask(endpoint, "/health").status == 200
+
+
+def test_requests_wait_for_clients_that_say_nothing_and_not_for_long(
+    registry: CollectorRegistry, probes: Probes
+) -> None:
+    silent: list[socket.socket] = []
+
+    def health() -> ProbeAnswer:
+        """Only runs when the thread of every silent client has ended."""
+        assert [client.recv(1) for client in silent] == [b""] * len(silent)
+        return probes.health
+
+    served = HttpEndpoint(
+        registry,
+        "127.0.0.1",
+        0,
+        health=health,
+        ready=lambda: probes.ready,
+        requests_max=1,
+        silence_seconds=0.2,
+    )
+    try:
+        for _ in range(3):
+            silent.append(socket.create_connection(("127.0.0.1", served.port), WAIT_SECONDS))
+        for client in silent:
+            client.setblocking(False)
+        assert ask(served, "/health").status == 200
+        for client in silent:
+            client.close()
+    finally:
+        served.close()

@@ -8,13 +8,16 @@
 
 `/health` and `/ready` answer JSON. Other paths are 404, methods other than GET and HEAD are 405.
 The endpoint has threads of its own, and the answers to `/health` and `/ready` wait for nobody: a
-busy process answers them at once. A scrape of the metrics may wait for the process.
+busy process answers them at once. A scrape of the metrics may wait for the process. At most
+`REQUESTS_MAX` requests are served at a time; a client that says nothing for `SILENCE_SECONDS` loses
+its connection, so that it keeps nobody waiting.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +38,10 @@ HEALTH_PATH: Final = "/health"
 READY_PATH: Final = "/ready"
 PATHS: Final = (METRICS_PATH, HEALTH_PATH, READY_PATH)
 METHODS: Final = ("GET", "HEAD")
+REQUESTS_MAX: Final = 32
+"""Requests, and so threads, at a time; further ones wait."""
+SILENCE_SECONDS: Final = 5.0
+"""How long a client may take for each part of its request, and to take the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +80,12 @@ class HttpEndpoint:
         *,
         health: ReadProbe,
         ready: ReadProbe,
+        requests_max: int = REQUESTS_MAX,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         """Raises `ConfigError` if the port is taken, `ThreadShortageError` without a thread."""
         try:
-            self._server = _server(host, port)
+            self._server = _server(host, port, requests_max, silence_seconds)
         except OSError as e:
             raise ConfigError(
                 f"zufluss.metrics.port: cannot serve metrics on {host}:{port}: {e.strerror}; "
@@ -96,15 +105,52 @@ class HttpEndpoint:
 
     def close(self) -> None:
         """Stop serving. Not from an event loop that a collector waits for."""
-        self._server.shutdown()
+        self._server.stop()
         self._server.server_close()
         self._thread.join()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request."""
+    """A thread for each request, and a limit for their number."""
 
     daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], requests_max: int, silence_seconds: float) -> None:
+        self._slots = threading.Semaphore(requests_max)
+        self._silence_seconds = silence_seconds
+        self._closing = False
+        super().__init__(address, _SilentHandler)
+
+    def stop(self) -> None:
+        """Stop to accept requests; one that waits for others is not served."""
+        self._closing = True
+        self._slots.release()
+        self.shutdown()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a request in a thread of its own, as soon as fewer than the limit run."""
+        request.settimeout(self._silence_seconds)
+        self._slots.acquire()
+        if self._closing:
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there was no thread
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a request."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go away or say nothing are no errors of this process."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def server_bind(self) -> None:
         """Bind without asking the name service for the name of the host, which may take seconds."""
@@ -113,11 +159,11 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
 
-def _server(host: str, port: int) -> _Server:
+def _server(host: str, port: int, requests_max: int, silence_seconds: float) -> _Server:
     """A server on the first address of the host, of IPv4 or IPv6."""
     family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     kind = type("_FamilyServer", (_Server,), {"address_family": family})
-    server: _Server = kind((host, port), _SilentHandler)
+    server: _Server = kind((host, port), requests_max, silence_seconds)
     return server
 
 
