@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.client.pk import create_table, upsert
@@ -12,6 +14,11 @@ from zufluss import Schema, col
 from zufluss.client.keyed.lookup import Row
 from zufluss.client.sync.connection import Connection
 from zufluss.model.html import CELL_CHARACTERS_MAX, ROWS_MAX, html_table
+from zufluss.notebook import (
+    arrow_html,
+    load_ipython_extension,
+    unload_ipython_extension,
+)
 
 KEYED = "id INT, name STRING COMMENT '<b>bold</b>', day STRING, PRIMARY KEY (id, day)"
 
@@ -110,6 +117,40 @@ def test_the_row_of_a_lookup_is_a_dict_that_notebooks_show_as_a_table(conn: Conn
     assert repr(row) == "{'id': 1, 'name': '<i>', 'n': None}"
     assert isinstance(row, Row)
     assert cells(row) == ["column", "value", "id", "1", "name", "<i>", "n", "None"]
+
+
+class Shell:
+    """What the extension uses of IPython's shell."""
+
+    def __init__(self) -> None:
+        self.html: dict[str, Any] = {}
+        self.display_formatter = SimpleNamespace(formatters={"text/html": self})
+
+    def for_type_by_name(self, module: str, name: str, show: Any) -> None:
+        self.html[f"{module}.{name}"] = show
+
+    def pop(self, name: str, default: Any) -> Any:
+        return self.html.pop(name, default)
+
+
+def test_with_the_extension_a_lookup_of_several_keys_is_shown_as_a_table(conn: Connection) -> None:
+    table = create_table(conn, "id INT, name STRING, PRIMARY KEY (id)")
+    upsert(table, {"id": 1, "name": "<i>"})
+    shell = Shell()
+    load_ipython_extension(shell)
+    rows = table.lookup([1, 2])
+    assert type(rows) is pa.Table
+    shown = Tags(shell.html[f"{pa.Table.__module__}.{pa.Table.__qualname__}"](rows))
+    assert shown.cells == ["id", "name", "1", "<i>", "NULL", "NULL"]
+    unload_ipython_extension(shell)
+    assert not shell.html
+
+
+def test_a_large_arrow_table_is_cut_and_an_empty_one_says_so() -> None:
+    large = arrow_html(pa.table({"n": range(ROWS_MAX + 5)}))
+    assert len(Tags(large).cells) == 1 + ROWS_MAX
+    assert f"{ROWS_MAX + 5} rows, the first {ROWS_MAX} are shown" in large
+    assert "0 rows" in arrow_html(pa.table({"n": pa.array([], pa.int64())}))
 
 
 @pytest.mark.parametrize(
