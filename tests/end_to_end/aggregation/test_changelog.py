@@ -43,15 +43,10 @@ def image(key: int, n: Any, t: Any, tags: Any) -> Row:
 # -- images of rows ------------------------------------------------------------------------------
 
 
-def test_inserts_updates_and_deletes_have_whole_images_and_no_change_has_none(
-    conn: Connection, raw: RawClient
-) -> None:
+def test_inserts_updates_and_deletes_have_whole_images(conn: Connection, raw: RawClient) -> None:
     table = aggregated(conn, COLUMNS, table__delete__behavior="ALLOW")
     put(table, (1, 5, "a", [1]))
     put(table, (1, 2, None, [2]))
-    before = end_offset(raw, table)
-    put(table, (1, 0, None, None), (1, None, "a", []), (1, None, None, None))
-    assert end_offset(raw, table) == before + 1, "only the place of an empty batch"
     delete(table, 1, 7)
     put(table, (1, 3, None, None))
     assert changes(table) == [
@@ -91,9 +86,9 @@ async def test_a_client_of_fluss_reads_the_same_changes(
         await upsert_by_pyfluss(theirs, [1, 5, "a", [1]], [1, 2, None, None])
         await upsert_by_pyfluss(theirs, [1, None, None, None])
         await delete_by_pyfluss(theirs, [1])
-        records = [(kind, row) for _, kind, row in await changelog(theirs, 4)]
+        records = [(kind, row) for _, kind, row in await changelog(theirs, 6)]
     assert records == changes(table)
-    assert [kind for kind, _ in records] == ["+I", "-U", "+U", "-D"]
+    assert [kind for kind, _ in records] == ["+I", "-U", "+U", "-U", "+U", "-D"]
 
 
 def replayed(changes: list[Change]) -> dict[int, Row]:
@@ -131,7 +126,28 @@ def test_the_changelog_replayed_is_the_table_whatever_was_put(
         put(table, *([k, *(value[n]() for n in names[1:])] for k in keys), columns=columns)
     records = changes(table)
     assert {row["k"]: row for row in table.scan().to_arrow().to_pylist()} == replayed(records)
-    assert all(a[1] != b[1] for a, b in itertools.pairwise(records) if b[0] == "+U")
+    updates = sum(kind == "+U" for kind, _ in records)
+    idle = sum(a[1] == b[1] for a, b in itertools.pairwise(records) if b[0] == "+U")
+    assert idle < updates, "an update that changes nothing is there only if its put has no other"
+
+
+def test_an_update_that_changes_nothing_is_logged_if_its_put_has_nothing_else(
+    conn: Connection, raw: RawClient
+) -> None:
+    """So a put that updates rows is seen at its end offset, as Fluss's undo needs it."""
+    table = aggregated(conn, COLUMNS)
+    put(table, (1, 5, "a", None), (2, 6, "b", None))
+    put(table, (1, 0, None, None), (2, 1, None, None), (1, None, "a", None))
+    assert end_offset(raw, table) == 4
+    put(table, (2, None, "b", None), (1, 0, None, None), (1, None, "a", None))
+    assert end_offset(raw, table) == 6
+    assert changes(table, start=2) == [
+        ("-U", image(2, 6, "b", None)),
+        ("+U", image(2, 7, "b", None)),
+        ("-U", image(1, 5, "a", None)),
+        ("+U", image(1, 5, "a", None)),
+    ]
+    assert (values(table, 1), values(table, 2)) == ((5, "a", None), (7, "b", None))
 
 
 # -- deletes -------------------------------------------------------------------------------------

@@ -108,6 +108,19 @@ def test_an_empty_checkpoint_is_undone_from_the_beginning(counts: SinkTable) -> 
     assert sums(counts, 1) == [130]
 
 
+def test_rows_that_changed_nothing_do_not_hold_an_undo_up(raw: RawClient) -> None:
+    """The sink reads up to a record at the end, which the put of a smaller maximum must have."""
+    table = SinkTable.create(raw, fresh_name(), Schema.of("k INT, n BIGINT MAX", ["k"]))
+    job = producer()
+    sink = FlinkSink(table, job).start()
+    sink.write(HERE, (1, 5), (2, 6))
+    state = sink.checkpoint()
+    sink.write(HERE, (2, 1), (1, 3))
+    assert table.end_offsets()[HERE] > state[HERE]
+    FlinkSink(table, job, state).start()
+    assert table.rows(HERE, (1,), (2,)) == [(1, 5), (2, 6)]
+
+
 def test_an_undo_that_fails_half_way_is_done_by_the_next_start(counts: SinkTable) -> None:
     """Rows that an undo wrote come behind the first change of their keys."""
     FlinkSink(counts, producer()).start().write(HERE, (1, 5, "a"), (2, 6, "b"))

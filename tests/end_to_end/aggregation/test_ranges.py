@@ -258,7 +258,7 @@ def test_a_range_with_empty_batches_and_those_of_others_is_undone_to_its_end(
     kept = first.checkpoint()
 
     def nothing() -> None:
-        first.write({"page": [1], "views": [0]})
+        first.delete({"page": [99]})
         first.flush()
 
     def others() -> None:
@@ -289,7 +289,7 @@ def test_a_range_of_nothing_but_empty_batches_is_done(conn: Connection, undo: An
     first.write(views(1, each=0))
     kept = first.checkpoint()
     for _ in range(5):
-        first.write(views(1, each=0))
+        first.delete({"page": [99]})
         first.flush()
     second = table.exactly_once_writer(state=kept, undo=undo)
     assert second.undone is not None

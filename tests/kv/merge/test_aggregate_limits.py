@@ -17,6 +17,8 @@ from tests.kv.merge.aggregating import Bucket, arrow, column, rows_of, schema_of
 from zufluss.errors import AggregationError
 from zufluss.record.aggregate.hll_bytes import check_hll
 from zufluss.record.aggregate.local import pre_aggregate
+from zufluss.record.aggregate.opcodes import UPDATE_AFTER as AFTER
+from zufluss.record.aggregate.opcodes import UPDATE_BEFORE as BEFORE
 from zufluss.record.aggregate.python_fold import RESULT_BYTES_MAX
 
 KINDS = [
@@ -160,6 +162,7 @@ def test_records_that_change_nothing_do_not_count_towards_the_limit(tmp_path: Pa
     elements = list(range(10_000))
     bucket.put((1, users, elements))
     records = RESULT_BYTES_MAX // len(users) + 100
-    assert bucket.put(*[(1, one, [7])] * records) == []
+    row = (1, users, elements)
+    assert bucket.put(*[(1, one, [7])] * records) == [(BEFORE, row), (AFTER, row)]
     assert bucket.rows((1,)) == [(1, users, elements)]
     bucket.close()

@@ -52,20 +52,30 @@ def sums(*more: Any) -> Schema:
     )
 
 
-def test_an_update_logs_the_row_before_and_after_and_no_change_logs_nothing(make: Make) -> None:
+def test_an_update_logs_the_row_before_and_after_if_it_changes_the_row(make: Make) -> None:
     bucket = make(sums())
     assert bucket.put((1, 5, "a"), (1, None, None), (1, 2, None)) == [
         (INSERT, (1, 5, "a")),
         (BEFORE, (1, 5, "a")),
         (AFTER, (1, 7, "a")),
     ]
-    changes, end = bucket.prepared((1, 0, None), (1, None, "a"))
-    assert (changes, end) == ([], 4), "an empty batch takes one offset"
-    assert bucket.put((1, 1, None), (2, None, "b")) == [
+    assert bucket.put((1, 0, None), (1, 1, None), (1, None, "a"), (2, None, "b")) == [
         (BEFORE, (1, 7, "a")),
         (AFTER, (1, 8, "a")),
         (INSERT, (2, None, "b")),
     ]
+    assert bucket.tablet.row_count == 2
+
+
+def test_the_last_update_of_a_put_stays_if_nothing_changed(make: Make) -> None:
+    """Fluss's sinks wait for a record at the end of the changelog, which an empty batch has not."""
+    bucket = make(sums())
+    bucket.put((1, 5, "a"), (2, 6, "b"))
+    changes, end = bucket.prepared((2, 0, None), (1, None, "a"), (1, None, None), (3,))
+    assert (changes, end) == ([(BEFORE, (1, 5, "a")), (AFTER, (1, 5, "a"))], 4)
+    changes, end = bucket.prepared((1,), (2,))
+    assert (changes, end) == ([], 5), "ignored deletes update no row"
+    assert bucket.rows((1,), (2,)) == [(1, 5, "a"), (2, 6, "b")]
     assert bucket.tablet.row_count == 2
 
 
@@ -120,7 +130,8 @@ def test_a_partial_put_aggregates_its_columns_and_a_partial_delete_clears_them(m
         (AFTER, (1, None, "a")),
         (DELETE, (2, 9, None)),
     ]
-    assert bucket.put((1,), targets=["k", "n"]) == [], "it is NULL already"
+    bucket.put((1,), targets=["k", "n"])
+    assert bucket.rows((1,)) == [(1, None, "a")], "it was NULL already"
     assert bucket.put((1,), targets=["k", "t"]) == [(DELETE, (1, None, "a"))]
 
 
@@ -186,7 +197,9 @@ def test_bytes_that_are_no_bitmap_are_refused_at_the_first_write(make: Make) -> 
         bucket.put((7, whole + b"x"))
     bucket.put((7, whole), (7, BitMap([2]).serialize()), (7, whole))
     assert BitMap.deserialize(bucket.rows((7,))[0][1]) == BitMap([1, 2, 70_000])
-    assert bucket.put((7, whole)) == [], "a union is idempotent"
+    before = bucket.rows((7,))
+    bucket.put((7, whole))
+    assert bucket.rows((7,)) == before, "a union is idempotent"
 
 
 def test_a_value_that_grows_beyond_the_servers_limit_is_refused(make: Make) -> None:

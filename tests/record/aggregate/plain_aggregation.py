@@ -25,6 +25,8 @@ _BITS = {Root.TINYINT: 8, Root.SMALLINT: 16, Root.INTEGER: 32, Root.BIGINT: 64}
 _EXACT = Context(prec=100, rounding=ROUND_HALF_UP)
 
 Row = tuple[Any, ...]
+Change = tuple[tuple[int, Row], ...]
+"""Rows of the changelog that belong together, with their kinds."""
 
 
 class Step(NamedTuple):
@@ -58,15 +60,21 @@ class PlainAggregation:
         mode: MergeMode = MergeMode.AGGREGATE,
         targets: Set[int] | None = None,
     ) -> list[tuple[int, Row]]:
-        """Fold all records or none; returns the changelog. A record of only a key is a delete."""
+        """Fold all records or none; returns the changelog. A record of only a key is a delete.
+
+        Updates that change nothing are left out, unless there is no other change: then the last
+        one stays.
+        """
         before = dict(self.rows)
         try:
-            return [change for record in records for change in self._put(record, mode, targets)]
+            found = [change for record in records for change in self._put(record, mode, targets)]
         except RefusedValue:
             self.rows = before
             raise
+        kept = [change for change in found if not _is_idle(change)]
+        return [row for change in kept or found[-1:] for row in change]
 
-    def _put(self, record: Row, mode: MergeMode, targets: Set[int] | None) -> list[tuple[int, Row]]:
+    def _put(self, record: Row, mode: MergeMode, targets: Set[int] | None) -> list[Change]:
         delete = len(record) < len(self._schema.columns)
         key = record if delete else tuple(record[i] for i in self._keys)
         old = self.rows.get(key)
@@ -75,20 +83,20 @@ class PlainAggregation:
         new = self._after(old, record, mode, targets)
         self.rows[key] = new
         if old is None:
-            return [(INSERT, new)]
-        return [] if _same(old, new) else [(UPDATE_BEFORE, old), (UPDATE_AFTER, new)]
+            return [((INSERT, new),)]
+        return [((UPDATE_BEFORE, old), (UPDATE_AFTER, new))]
 
-    def _delete(self, key: Row, old: Row | None, targets: Set[int] | None) -> list[tuple[int, Row]]:
+    def _delete(self, key: Row, old: Row | None, targets: Set[int] | None) -> list[Change]:
         if old is None or not self._deletes:
             return []
         others = () if targets is None else set(range(len(old))) - targets
         if all(old[i] is None for i in others):
             del self.rows[key]
-            return [(DELETE, old)]
+            return [((DELETE, old),)]
         assert targets is not None
         kept = {*others, *self._keys}
         new = self.rows[key] = tuple(v if i in kept else None for i, v in enumerate(old))
-        return [] if new == old else [(UPDATE_BEFORE, old), (UPDATE_AFTER, new)]
+        return [((UPDATE_BEFORE, old), (UPDATE_AFTER, new))]
 
     def _after(
         self, old: Row | None, record: Row, mode: MergeMode, targets: Set[int] | None
@@ -275,6 +283,11 @@ def rank(value: Any) -> Any:
     if isinstance(value, float):
         return (True, 0.0, 1.0) if math.isnan(value) else (False, value, math.copysign(1, value))
     return value.encode() if isinstance(value, str) else value
+
+
+def _is_idle(change: Change) -> bool:
+    """Return whether a change is an update that changes nothing."""
+    return len(change) == 2 and _same(change[0][1], change[1][1])
 
 
 def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 | record | key exists | key is new |
 |---|---|---|
-| row | -U old, +U merged; nothing if they are the same | +I |
+| row | -U old, +U merged; nothing if they are the same, see below | +I |
 | delete, behaviour ALLOW | -D old | nothing |
 | delete, behaviour IGNORE | nothing | nothing |
 | partial delete, all other columns are NULL | -D old | nothing |
@@ -10,8 +10,13 @@
 
 The value of a column is the state of its function: nothing is stored beside the rows. The first row
 of a new key is stored as it was sent, except for functions that turn an input into a state; inputs
-are checked in any case. A put that changes nothing takes one offset, for the sequence of its
-writer.
+are checked in any case.
+
+Updates that change nothing are left out of the changelog. If nothing else is left of a put, its
+last update stays: Flink's sinks of Fluss 0.9.1 read the changelog up to an offset that they know,
+and wait for a *record* there, so a bucket that ends without one would hold them up for an hour.
+Only a put that updates no row, such as ignored deletes, is an empty batch of one offset, for the
+sequence of its writer.
 
 The fold itself works on located rows and is in `record/aggregate`, since clients aggregate too.
 """

@@ -222,10 +222,13 @@ class Aggregator:
     def _settled(
         self, plan: Script, group: Positions, old: Positions, rows: LocatedRows, came: Positions
     ) -> FoldedBatch:
-        """Drop updates that change nothing."""
+        """Drop updates that change nothing, but for the last one if no other change is left."""
         final, index = np.empty(len(old), np.int64), np.empty(plan.results, np.int64)
         kinds = plan.kinds
         count = settle(group, plan.at, kinds, plan.keep, old, final, index)
+        if plan.results and not count:
+            plan.keep[plan.results - 2 : plan.results] = 1
+            count = settle(group, plan.at, kinds, plan.keep, old, final, index)
         if count < plan.results:
             index = index[:count]
             rows, kinds, came = self.taken(rows, index), kinds[index], came[index]

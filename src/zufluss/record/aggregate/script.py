@@ -8,7 +8,8 @@ number of n + G or more is a result row.
     script   which result rows each record writes, and which row it starts from
     divide   which result rows are rows of records as they came, and which records are left to fold
     fold     the values of the result rows, one column at a time (`column_fold.py`)
-    settle   which result rows stay: an update that changes nothing is dropped
+    settle   which result rows stay: an update that changes nothing is dropped (`fold.py` keeps the
+             last one of a batch in which nothing else stays)
     take     the result rows that stay (`column_fold.py`)
 
 A record on a key that has a row writes two result rows, the row before and the row after; without
