@@ -69,6 +69,39 @@ def test_only_named_users_overwrite_where_users_have_names(
             assert state(bob, first) == number
 
 
+def test_everybody_overwrites_where_no_users_are_named(
+    new_server: Callable[..., DevServer],
+) -> None:
+    """Fluss's sinks undo by overwrites, with and without a login; Fluss has no such permission."""
+    ports = listener_ports()
+    new_server(guarded_properties(ports, "admin", "bob") | {"super.users": "User:admin"})
+    with RawClient(ports["OPEN"]) as stranger, logged_in(ports["SECURE"], "bob") as bob:
+        first = create_by_hand(bob, "first", SMALL, FIRST_ROW)
+        for number, somebody in enumerate((bob, stranger), 1):
+            assert overwrite(somebody, first, number) == 0
+            assert state(bob, first) == number
+            assert overwrite_deletes(somebody, first) == 0
+
+
+def test_an_empty_list_leaves_overwrites_to_super_users(
+    new_server: Callable[..., DevServer],
+) -> None:
+    ports = listener_ports()
+    users = {"super.users": "User:admin", "zufluss.overwrite.users": ""}
+    new_server(guarded_properties(ports, "admin", "bob") | users)
+    with (
+        logged_in(ports["SECURE"], "admin") as admin,
+        logged_in(ports["SECURE"], "bob") as bob,
+    ):
+        first = create_by_hand(admin, "first", SMALL, FIRST_ROW)
+        plainly = create_by_hand(admin, "undeleted", SMALL, {"table.delete.behavior": "DISABLE"})
+        for table_id in (first, plainly):
+            assert overwrite(bob, table_id, 1) == ErrorCode.AUTHORIZATION_EXCEPTION
+            assert overwrite_deletes(bob, table_id) == ErrorCode.AUTHORIZATION_EXCEPTION
+            assert overwrite(admin, table_id, 1) == 0
+            assert overwrite_deletes(admin, table_id) == 0
+
+
 @pytest.mark.parametrize("behavior", ["IGNORE", "DISABLE"])
 @pytest.mark.parametrize("engine", [None, "first_row"])
 def test_an_overwrite_deletes_whatever_the_table_says_of_deletes(

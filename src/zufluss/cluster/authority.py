@@ -1,14 +1,17 @@
 """Users with special permissions, as the configuration names them.
 
-| option                    | its users may                             |
-|---------------------------|-------------------------------------------|
-| `super.users`             | do everything                             |
-| `zufluss.overwrite.users` | put rows past the merge engine of a table |
+| option                    | its users may                                               |
+|---------------------------|-------------------------------------------------------------|
+| `super.users`             | do everything                                               |
+| `zufluss.overwrite.users` | put rows past the merge engine of a table; unset: everybody |
 
 The form is Fluss's: principals separated by semicolons, each a type and a name, such as
 `User:admin;User:root`. The only type is `User`: somebody who logged in with a password. A user who
 logged in without a password has no name, and is never among them. If no listener asks for a
 password, nobody has a name, and everybody may overwrite.
+
+Fluss has no such permission, and the sinks of its Flink connector overwrite when they undo. So only
+a list that is set restricts somebody, then also those who never logged in.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ class Authority:
 
     def __init__(self, conf: Configuration) -> None:
         self._super_users = users(conf, options.SUPER_USERS)
-        self._overwriters = self._super_users | users(conf, options.ZUFLUSS_OVERWRITE_USERS)
+        listed = conf.get(options.ZUFLUSS_OVERWRITE_USERS) is not None
+        named = self._super_users | users(conf, options.ZUFLUSS_OVERWRITE_USERS)
+        self._overwriters = named if listed else None
         self._named = "sasl" in conf.get(options.SECURITY_PROTOCOL_MAP).values()
 
     def is_super(self, principal: str | None) -> bool:
@@ -41,13 +46,13 @@ class Authority:
 
     def may_overwrite(self, principal: str | None) -> bool:
         """Whether a principal may put rows past the merge engine of a table."""
-        return not self._named or (principal is not None and principal in self._overwriters)
+        if self._overwriters is None or not self._named:
+            return True
+        return principal is not None and principal in self._overwriters
 
     def __repr__(self) -> str:
-        return (
-            f"Authority(super_users={sorted(self._super_users)}, "
-            f"overwriters={sorted(self._overwriters)})"
-        )
+        overwriters = "everybody" if self._overwriters is None else sorted(self._overwriters)
+        return f"Authority(super_users={sorted(self._super_users)}, overwriters={overwriters})"
 
 
 def users(conf: Configuration, option: Option[str | None]) -> frozenset[str]:

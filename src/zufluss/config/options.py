@@ -76,9 +76,10 @@ SUPER_USERS = string_option(
 ZUFLUSS_OVERWRITE_USERS = string_option(
     "zufluss.overwrite.users",
     None,
-    "Users who may overwrite rows past the merge engine of a table, in addition to `super.users`, "
-    "in the same form. Without a `sasl` listener users have no names, and everybody may.",
-    default_text="nobody",
+    "The only users who may overwrite rows past the merge engine or the delete behavior of a "
+    "table, beside `super.users`, in the same form; empty for no others. Flink's aggregation sinks "
+    "overwrite when they undo. Without a `sasl` listener users have no names, and everybody may.",
+    default_text="everybody",
 )
 SECURITY_SASL_PLAIN_JAAS_CONFIG = string_option(
     "security.sasl.plain.jaas.config",
