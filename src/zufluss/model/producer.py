@@ -32,7 +32,8 @@ TASK_MAX: Final = (1 << 16) - 2
 """The last task of a job."""
 UNDO_TASK: Final = (1 << 16) - 1
 """The task of batches that a leader writes to undo."""
-ID_LENGTH_MAX: Final = 128
+ID_LENGTH_MAX: Final = 200
+"""Characters of a producer id, as on Fluss."""
 
 _FLAG: Final = 1 << 62
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]+")

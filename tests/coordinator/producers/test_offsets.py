@@ -100,7 +100,12 @@ async def test_many_buckets_are_kept_in_parts(
     assert await cluster.store.tree(OFFSETS_PATH) == []
 
 
-@pytest.mark.parametrize("producer_id", ["", "../x", "a/b", "x" * 300])
+async def test_an_id_may_be_as_long_as_on_fluss(cluster: Cluster) -> None:
+    assert await register(cluster, table(1, 5), producer_id="x" * 200) == CREATED
+    assert list((await get(cluster, "x" * 200)).table_offsets) == [table(1, 5)]
+
+
+@pytest.mark.parametrize("producer_id", ["", "../x", "a/b", "x" * 201])
 async def test_an_id_that_is_none_is_refused(cluster: Cluster, producer_id: str) -> None:
     for attempt in (
         register(cluster, producer_id=producer_id),
