@@ -113,7 +113,7 @@ def test_a_partition_that_does_not_exist_is_named(
 ) -> None:
     result = run("scan", str(parted.path), "--partition", "9", "-b", server_address)
     assert result.code == 1
-    assert "'9'" in result.err
+    assert "(p=9)" in result.err
 
 
 def test_a_log_is_filtered_too(run: Run, scan: Scan, server_address: str) -> None:

@@ -78,7 +78,7 @@ def test_a_schema_is_found_by_id_and_the_current_one_without() -> None:
     path = TablePath("d", "t")
     assert image.schema(path, None)[0] == 2
     assert len(image.schema(path, 1)[1]) == 2
-    with pytest.raises(SchemaNotExistError, match="no schema 3; it has 1 to 2"):
+    with pytest.raises(SchemaNotExistError, match=r"schema id 3 does not exist.*1 to 2"):
         image.schema(path, 3)
     with pytest.raises(SchemaNotExistError):
         image.schema(TablePath("d", "none"), 1)

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from google.protobuf.message import Message
 
-from tests.end_to_end.helpers import IDS, append, create, ids
-from tests.end_to_end.raw import RawClient
+from tests.end_to_end.helpers import DATABASE, IDS, append, create, fresh_name, ids
+from tests.end_to_end.raw import RawClient, table_path
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.record.arrow.message import decode
 from zufluss.record.header import iter_headers
@@ -123,3 +123,159 @@ def test_a_rebalance_is_refused_and_there_is_none_to_list_or_to_cancel(raw: RawC
     progress = raw.call(ApiKey.LIST_REBALANCE_PROGRESS, m.ListRebalanceProgressRequest())
     assert not progress.HasField("rebalance_id")
     raw.call(ApiKey.CANCEL_REBALANCE, m.CancelRebalanceRequest(rebalance_id="none"))
+
+
+PARTITIONED = b"""{"version": 1, "properties": {}, "custom_properties": {}, "bucket_count": 1,
+    "partition_key": ["p"], "bucket_key": [],
+    "schema": {"version": 1, "columns": [
+        {"name": "k", "data_type": {"type": "INTEGER"}, "id": 0},
+        {"name": "p", "data_type": {"type": "STRING"}, "id": 1}], "highest_field_id": 1}}"""
+PLAIN = PARTITIONED.replace(b'["p"]', b"[]")
+RESERVED = PLAIN.replace(b'"k"', b'"__offset"')
+CROWDED = PLAIN.replace(b'"bucket_count": 1', b'"bucket_count": 4097')
+THRICE = PLAIN.replace(b'"properties": {}', b'"properties": {"table.replication.factor": "3"}')
+NONE = table_path(DATABASE, "none")
+
+
+def spec(**values: str) -> m.PbPartitionSpec:
+    return m.PbPartitionSpec(
+        partition_key_values=[m.PbKeyValue(key=k, value=v) for k, v in values.items()]
+    )
+
+
+def creation(name: str, table_json: bytes = PLAIN) -> m.CreateTableRequest:
+    path = table_path(DATABASE, name)
+    return m.CreateTableRequest(table_path=path, table_json=table_json, ignore_if_exists=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "request_", "code", "text"),
+    [
+        (
+            ApiKey.GET_TABLE_INFO,
+            m.GetTableInfoRequest(table_path=NONE),
+            7,
+            "Table 'wire.none' does not exist.",
+        ),
+        (
+            ApiKey.DROP_TABLE,
+            m.DropTableRequest(table_path=NONE, ignore_if_not_exists=False),
+            7,
+            "Table wire.none does not exist.",
+        ),
+        (
+            ApiKey.GET_TABLE_SCHEMA,
+            m.GetTableSchemaRequest(table_path=NONE),
+            9,
+            "Schema for table wire.none with schema id 0 does not exist.",
+        ),
+        (
+            ApiKey.LIST_TABLES,
+            m.ListTablesRequest(database_name="nodb"),
+            4,
+            "Database nodb does not exist.",
+        ),
+        (
+            ApiKey.CREATE_DATABASE,
+            m.CreateDatabaseRequest(database_name=DATABASE, ignore_if_exists=False),
+            6,
+            "Database wire already exists.",
+        ),
+        (
+            ApiKey.CREATE_DATABASE,
+            m.CreateDatabaseRequest(database_name="*db", ignore_if_exists=False),
+            16,
+            "Database name *db is invalid: '*db' contains one or more characters other than ASCII "
+            "alphanumerics, '_' and '-'",
+        ),
+        (
+            ApiKey.CREATE_TABLE,
+            creation("__t"),
+            15,
+            "Table name __t is invalid: '__' is not allowed as prefix, since it is reserved for "
+            "internal databases/internal tables/internal partitions in Fluss server",
+        ),
+        (
+            ApiKey.CREATE_TABLE,
+            creation("t", RESERVED),
+            15,
+            "__offset cannot be used as column names, because they are reserved system columns in "
+            "Fluss. Please use other names for these columns. The reserved system columns are: "
+            "__offset, __timestamp, __bucket",
+        ),
+        (
+            ApiKey.CREATE_TABLE,
+            creation("t", CROWDED),
+            49,
+            "Bucket count 4097 exceeds the maximum limit 128 for a non-partitioned table or "
+            "partition.",
+        ),
+        (
+            ApiKey.CREATE_TABLE,
+            creation("t", THRICE),
+            17,
+            "Replication factor: 3 larger than available tablet servers: 1.",
+        ),
+        (
+            ApiKey.GET_METADATA,
+            m.MetadataRequest(partitions_id=[987]),
+            36,
+            "The partition id '987' does not exist",
+        ),
+    ],
+)
+def test_refusals_begin_with_the_sentence_that_clients_of_fluss_compare(
+    raw: RawClient, key: ApiKey, request_: Message, code: int, text: str
+) -> None:
+    """Each was asked of a real server; what to do comes behind the sentence."""
+    found, message = refusal(raw, key, request_)
+    assert (found, message[: len(text)]) == (code, text)
+
+
+def test_refusals_about_partitions_begin_with_the_sentence_of_fluss(raw: RawClient) -> None:
+    name = fresh_name("parts")
+    raw.call(ApiKey.CREATE_TABLE, creation(name, PARTITIONED))
+    path = table_path(DATABASE, name)
+    first = m.CreatePartitionRequest(
+        table_path=path, partition_spec=spec(p="a"), ignore_if_not_exists=False
+    )
+    raw.call(ApiKey.CREATE_PARTITION, first)
+    full = f"{DATABASE}.{name}"
+
+    def created(**values: str) -> str:
+        request = m.CreatePartitionRequest(
+            table_path=path, partition_spec=spec(**values), ignore_if_not_exists=False
+        )
+        return refusal(raw, ApiKey.CREATE_PARTITION, request)[1]
+
+    missing = m.PbPhysicalTablePath(database_name=DATABASE, table_name=name, partition_name="x")
+    assert refusal(raw, ApiKey.GET_METADATA, m.MetadataRequest(partitions_path=[missing])) == (
+        36,
+        f"Table partition '{full}(p=x)' does not exist.",
+    )
+    assert created(p="a") == f"Partition 'p=a' already exists for table {full}"
+    assert created(q="a").startswith(
+        "PartitionSpec PartitionSpec{{q=a}} does not contain partition key 'p' for "
+        f"partitioned table {full}."
+    )
+    assert created(p="a", q="b").startswith(
+        f"PartitionSpec size is not equal to partition keys size for partitioned table {full}."
+    )
+    assert created(p="$*").startswith(
+        "The partition value $* is invalid: '$*' contains one or more characters other than ASCII "
+        "alphanumerics, '_' and '-'"
+    )
+    drop = m.DropPartitionRequest(
+        table_path=path, partition_spec=spec(p="x"), ignore_if_not_exists=False
+    )
+    assert refusal(raw, ApiKey.DROP_PARTITION, drop) == (
+        36,
+        f"Partition 'p=x' does not exist for table {full}",
+    )
+    raw.call(ApiKey.CREATE_TABLE, creation(f"{name}_plain"))
+    plain = table_path(DATABASE, f"{name}_plain")
+    listed = m.ListPartitionInfosRequest(table_path=plain)
+    assert refusal(raw, ApiKey.LIST_PARTITION_INFOS, listed) == (
+        37,
+        f"Table '{full}_plain' is not a partitioned table.",
+    )

@@ -127,7 +127,7 @@ def test_offsets_outside_of_the_log_are_refused(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append(log, batch(3))
     for offset in (-1, -2, 4):
-        with pytest.raises(OffsetOutOfRangeError, match="outside of 0 to 3"):
+        with pytest.raises(OffsetOutOfRangeError, match=r"out of range: .* has 0 to 3"):
             log.read(offset, 100)
     assert log.read(3, 100).records.nbytes == 0
 

@@ -253,7 +253,7 @@ def test_declarations_that_say_the_same_and_parameters_of_a_default_are_fine() -
 def test_custom_properties_of_other_tables_are_the_users_own() -> None:
     custom = {"fields.v.kind": "random", "fields.gone.agg": "sum"}
     assert made(descriptor("v INT", custom=custom, engine=False)).custom_properties == custom
-    with pytest.raises(ConfigError, match="not a table property"):
+    with pytest.raises(ConfigError, match="not a Fluss table property"):
         made(descriptor("v INT", custom, engine=False))
 
 

@@ -67,7 +67,11 @@ def test_a_change_to_the_same_value_returns_the_same_object() -> None:
         (PropertyChange("table.datalake.freshness", "1min"), 56, "create a new table"),
         (PropertyChange("table.datalake.enabled", "true"), 56, "no lake"),
         (PropertyChange("table.log.ttl", "soon"), 39, "table.log.ttl"),
-        (PropertyChange("table.auto-partition.enabled", "true"), 39, "partition key"),
+        (
+            PropertyChange("table.auto-partition.enabled", "true"),
+            39,
+            "only supported for partitioned table",
+        ),
         (PropertyChange("table.statistics.columns", "x"), 39, "not a column"),
         (PropertyChange("iceberg.write.data.path", "file:///x/../y"), 39, "leave the property out"),
     ],
@@ -141,7 +145,9 @@ def test_columns_cannot_be_dropped_renamed_or_modified(verb: str) -> None:
     changes = TableChanges.of_columns(
         [], [], **{v: ["a"] if v == verb else [] for v in ("drop", "rename", "modify")}
     )
-    with pytest.raises(InvalidAlterTableError, match=f"cannot {verb} column a: "):
+    with pytest.raises(
+        InvalidAlterTableError, match=f"Not support {verb} column now.*to {verb} a, "
+    ):
         alter_table(stored(), changes, CONF)
 
 

@@ -25,6 +25,7 @@ from zufluss.errors import (
     TableNotExistError,
     TableNotPartitionedError,
 )
+from zufluss.model.partition import plain
 from zufluss.model.schema import Schema
 from zufluss.model.table import (
     DatabaseDescriptor,
@@ -228,7 +229,7 @@ class ClusterImage:
         """The database of a name; DatabaseNotExistError when there is none."""
         entry = self.databases.get(name)
         if entry is None:
-            raise DatabaseNotExistError(f"database {name!r} does not exist")
+            raise DatabaseNotExistError(f"Database {plain(name)} does not exist.")
         return entry
 
     def table_names(self, database: str) -> list[str]:
@@ -248,7 +249,7 @@ class ClusterImage:
         """The table of a path; TableNotExistError when there is none."""
         entry = self.find_table(path)
         if entry is None:
-            raise TableNotExistError(f"table '{path}' does not exist")
+            raise TableNotExistError(f"Table '{path}' does not exist.")
         return entry
 
     def table_by_id(self, table_id: int) -> TableEntry | None:
@@ -259,19 +260,23 @@ class ClusterImage:
         """The table of a path; TableNotPartitionedError when it has no partitions."""
         entry = self.table(path)
         if not entry.info.is_partitioned:
-            raise TableNotPartitionedError(f"table '{path}' is not partitioned")
+            raise TableNotPartitionedError(f"Table '{path}' is not a partitioned table.")
         return entry
 
     def schema(self, path: TablePath, schema_id: int | None) -> tuple[int, Schema]:
         """A schema of a table by id, or the current one; SchemaNotExistError for a wrong id."""
         entry = self.find_table(path)
         if entry is None:
-            raise SchemaNotExistError(f"table '{path}' does not exist, so it has no schema")
+            raise SchemaNotExistError(
+                f"Schema for table {path} with schema id {schema_id or 0} does not exist. There is "
+                "no such table"
+            )
         requested = entry.info.schema_id if schema_id is None else schema_id
         schema = entry.schemas.get(requested)
         if schema is None:
             raise SchemaNotExistError(
-                f"table '{path}' has no schema {requested}; it has 1 to {entry.info.schema_id}"
+                f"Schema for table {path} with schema id {requested} does not exist. The table has "
+                f"the schemas 1 to {entry.info.schema_id}"
             )
         return requested, schema
 
@@ -283,7 +288,9 @@ class ClusterImage:
         """A partition by name; PartitionNotExistError also when the table has no partitions."""
         entry = self.partitions(self.table(path).info.table_id).get(name)
         if entry is None:
-            raise PartitionNotExistError(f"partition {name!r} of table '{path}' does not exist")
+            raise PartitionNotExistError(
+                f"Table partition '{path}(p={plain(name)})' does not exist."
+            )
         return entry
 
     def partition_by_id(self, partition_id: int) -> PartitionEntry | None:

@@ -192,7 +192,7 @@ class MetadataService:
             by_id = self._image.partition_by_id(partition_id)
             if by_id is None:
                 await asyncio.sleep(self._missing.hold_seconds(peer, partition_id))
-                raise PartitionNotExistError(f"partition with id {partition_id} does not exist")
+                raise PartitionNotExistError(f"The partition id '{partition_id}' does not exist.")
             partitions[partition_id] = by_id
         return partitions.values()
 

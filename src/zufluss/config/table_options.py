@@ -247,13 +247,26 @@ def table_option(key: str) -> Option[Any]:
     """The property of that key; an unknown key is refused with the nearest one."""
     option = TABLE_OPTIONS.get(key)
     if option is None:
+        near = suggestion(key, TABLE_OPTIONS)
+        if key.startswith("table."):
+            raise ConfigError(
+                f"{key!r:.200} is not a recognized Fluss table property in the current cluster "
+                f"version{near}. A property of your own belongs into the custom properties"
+            )
         raise ConfigError(
-            f"{key!r} is not a table property{suggestion(key, TABLE_OPTIONS)}; "
-            "a property of your own belongs into the custom properties"
+            f"{key!r:.200} is not a Fluss table property{near}. Please use '.customProperty(..)' "
+            "to set custom properties."
         )
     return option
 
 
 def parse_table_property(key: str, value: str) -> Any:
     """The parsed value of a table property; `ConfigError` for an unknown key or a bad value."""
-    return table_option(key).parse(value)
+    option = table_option(key)
+    try:
+        return option.parse(value)
+    except ConfigError as problem:
+        raise ConfigError(
+            f"Invalid value for config '{key}'. Reason: Could not parse value {value!r:.200} for "
+            f"key '{key}'. {problem.message}"
+        ) from None

@@ -132,7 +132,8 @@ class LogReader:
             return Slice(None, 0, 0, offset)
         if not self._bases[0] <= offset < end:
             raise OffsetOutOfRangeError(
-                f"offset {offset} of {self} is outside of {self._bases[0]} to {end}"
+                f"The fetching offset {offset} is out of range: {self} has {self._bases[0]} to "
+                f"{end}"
             )
         segment, position = self._start_of(offset, nowait)
         if segment is self._hw_segment:

@@ -212,8 +212,9 @@ def check_agg_functions(schema: Schema, properties: Mapping[str, str], engine: s
     for column in schema.columns:
         if engine != AGGREGATION and column.agg_function is not None:
             raise ConfigError(
-                f"column {column.name!r} has the aggregation function {column.agg_function.type}; "
-                f"set {o.TABLE_MERGE_ENGINE.key} = aggregation or remove the function"
+                "Aggregation function is only supported for aggregation merge engine table. Column "
+                f"{column.name!r} has the function {column.agg_function.type}; set "
+                f"{o.TABLE_MERGE_ENGINE.key} = aggregation or remove the function"
             )
         if engine == AGGREGATION and column.name not in schema.primary_key:
             _check_column(schema, column)

@@ -23,6 +23,7 @@ from zufluss.errors import InvalidAlterTableError, InvalidTableError
 from zufluss.model.agg_columns import check_agg_functions, declare, is_field_option
 from zufluss.model.aggregate import FIRST_VALUE, AggFunction
 from zufluss.model.merge import merge_engine
+from zufluss.model.partition import plain
 from zufluss.model.schema import Column
 from zufluss.model.table import TableDescriptor
 from zufluss.model.types import DataType
@@ -101,8 +102,8 @@ def alter_table(
     """The altered descriptor; the same object if nothing changes."""
     for verb, names in changes.refused.items():
         raise InvalidAlterTableError(
-            f"cannot {verb} column {', '.join(names)}: a table only takes new columns at the end; "
-            "create a new table and copy the data"
+            f"Not support {verb} column now. A table only takes new columns at the end; to {verb} "
+            f"{', '.join(names)}, create a new table and copy the data"
         )
     if changes.add_columns:
         return add_columns(
@@ -172,7 +173,8 @@ def _check_alterable(key: str, descriptor: TableDescriptor) -> None:
         alterable = [known.key for known in o.TABLE_OPTIONS.values() if known.alterable]
         why = "cannot be altered" if option else f"is unknown{suggestion(key, o.TABLE_OPTIONS)}"
         raise InvalidAlterTableError(
-            f"table property {key!r:.80} {why}; alterable: {', '.join(alterable)}"
+            f"The option '{plain(key)}' is not supported to alter yet. It {why}; alterable: "
+            f"{', '.join(alterable)}"
         )
     if key == o.TABLE_KV_STANDBY_REPLICA_ENABLED.key and not descriptor.has_primary_key:
         raise InvalidAlterTableError(f"{key} is for primary-key tables; this is a log table")

@@ -252,14 +252,15 @@ def check_create_partition(info: TableInfo, spec: PartitionSpec, now_ms: int) ->
     value = spec[auto.key]
     if not auto.format.accepts(value):
         raise InvalidPartitionError(
-            f"value {value!r} of partition key {auto.key!r} does not have the format "
-            f"{auto.format.pattern} of time unit {auto.unit}"
+            f"Partition value '{value}' of partition key {auto.key!r} does not match the expected "
+            f"format '{auto.format.pattern}' for auto-partition time unit '{auto.unit}'"
         )
     oldest = auto.oldest(now_ms) if auto.enabled else None
     if oldest is not None and value < oldest:
         raise InvalidPartitionError(
-            f"partition {name} has expired already: table {info.path} keeps {auto.retention} "
-            f"past periods, the oldest is {oldest}; raise {_RETENTION} to keep more"
+            f"Partition value '{value}' is out-of-date. The earliest retained partition is "
+            f"'{oldest}': table {info.path} keeps {auto.retention} past periods; raise "
+            f"{_RETENTION} to keep more"
         )
     return name
 

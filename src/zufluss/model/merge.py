@@ -68,8 +68,9 @@ def check_merge_engine(descriptor: TableDescriptor) -> None:
     _check_column_lock(descriptor)
     if engine == AGGREGATION and _image(descriptor) == "WAL":
         raise ConfigError(
-            f"{o.TABLE_CHANGELOG_IMAGE.key} = WAL does not go with the aggregation engine, which "
-            "needs old values to undo; set FULL or remove it"
+            "Table with 'AGGREGATION' merge engine does not support 'WAL' changelog image mode. "
+            "Aggregation merge engine tables require FULL changelog image mode for correct UNDO "
+            f"recovery. Please set '{o.TABLE_CHANGELOG_IMAGE.key}' to 'FULL' or remove the setting."
         )
     check_agg_functions(descriptor.schema, descriptor.properties, engine)
     if engine == "versioned":
@@ -99,24 +100,29 @@ def _check_delete_behavior(descriptor: TableDescriptor, engine: str | None) -> N
     if text is None:
         return
     if not descriptor.has_primary_key:
-        raise ConfigError(f"{key} is for primary-key tables; remove it from this log table")
+        raise ConfigError(
+            f"The '{key}' configuration is only supported for primary key tables. Remove it"
+        )
     if text.strip().upper() == "ALLOW" and engine in ("first_row", "versioned"):
         raise ConfigError(
-            f"{key} = {text} does not go with the {engine} engine, which cannot delete; "
-            "allowed: IGNORE, DISABLE"
+            f"Table with '{engine.upper()}' merge engine does not support delete operations. The "
+            f"'{key}' config must be set to 'ignore' or 'disable', but got 'allow'."
         )
 
 
 def _check_version_column(descriptor: TableDescriptor) -> None:
     key = o.TABLE_MERGE_ENGINE_VERSIONED_VER_COLUMN.key
     name = descriptor.properties.get(key, "").strip()
+    if not name:
+        raise ConfigError(f"'{key}' must be set for versioned merge engine.")
     if name not in descriptor.schema:
         raise ConfigError(
-            f"{key} = {name!r:.80} is not a column; the versioned engine needs one of "
-            f"{', '.join(descriptor.schema.names)}"
+            f"The version column '{name:.80}' for versioned merge engine doesn't exist in schema. "
+            f"The columns are {', '.join(descriptor.schema.names)}"
         )
     data_type = descriptor.schema.column(name).data_type
     if data_type.root not in VERSION_ROOTS:
         raise ConfigError(
-            f"{key} = {name} is {data_type}; allowed: INT, BIGINT, TIMESTAMP, TIMESTAMP_LTZ"
+            f"The version column '{name}' for versioned merge engine must be one type of [INT, "
+            f"BIGINT, TIMESTAMP, TIMESTAMP_LTZ], but got {data_type}. It is named by {key}"
         )

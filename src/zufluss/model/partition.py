@@ -50,22 +50,44 @@ PARTITION_KEY_ROOTS = frozenset(Root) - {Root.DECIMAL, Root.ARRAY, Root.MAP, Roo
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
+def plain(name: str) -> str:
+    """A name of a request in a message: shortened, and without control characters."""
+    return repr(name)[1:-1][:220]
+
+
 def name_problem(name: str, *, reserved: bool = True) -> str | None:
-    """Why a name of a database, table or partition value is not allowed, None if it is."""
+    """Why a name of a database, table or partition value is not allowed, None if it is.
+
+    The reasons are in the words of Fluss, which clients compare.
+    """
     if not name:
-        return "it is empty"
+        return "the empty string is not allowed"
+    if name in (".", ".."):
+        return f"'{name}' is not allowed"
     if len(name) > NAME_LENGTH_MAX:
-        return f"it is {len(name)} characters long; at most {NAME_LENGTH_MAX} are allowed"
+        return (
+            f"the length of {name!r:.220} is longer than the max allowed length {NAME_LENGTH_MAX}"
+        )
     if _NAME.fullmatch(name) is None:
-        return "only ASCII letters, digits, '_' and '-' are allowed"
+        return (
+            f"{name!r} contains one or more characters other than ASCII alphanumerics, '_' and '-'"
+        )
     if reserved and name.startswith(RESERVED_PREFIX):
-        return f"the prefix '{RESERVED_PREFIX}' is reserved"
+        return (
+            f"'{RESERVED_PREFIX}' is not allowed as prefix, since it is reserved for internal "
+            "databases/internal tables/internal partitions in Fluss server"
+        )
     return None
 
 
 def partition_name(keys: Sequence[str], spec: PartitionSpec) -> str:
     """The name of a partition: the values of its spec in the order of the keys."""
     return SEPARATOR.join(spec[key] for key in keys)
+
+
+def qualified_name(spec: PartitionSpec) -> str:
+    """The form of a spec in messages: `year=2026/month=11`."""
+    return "/".join(f"{plain(key)}={plain(value)}" for key, value in spec.items())
 
 
 def spec_of(keys: Sequence[str], name: str) -> dict[str, str]:
@@ -83,7 +105,7 @@ def check_partitioned(info: TableInfo) -> None:
     """Raise 37 for a table without partition keys."""
     if not info.is_partitioned:
         raise TableNotPartitionedError(
-            f"table {info.path} is not partitioned; create it with partition keys"
+            f"Table '{info.path}' is not a partitioned table. Create it with partition keys"
         )
 
 
@@ -92,15 +114,23 @@ def check_spec(info: TableInfo, spec: PartitionSpec, *, create: bool) -> str:
     check_partitioned(info)
     keys = info.partition_keys
     if set(spec) != set(keys):
+        missing = next((key for key in keys if key not in spec), keys[0])
+        given = ", ".join(f"{plain(key)}={plain(value)}" for key, value in spec.items())
+        what = (
+            f"PartitionSpec PartitionSpec{{{{{given}}}}} does not contain partition key "
+            f"'{missing}' "
+            if len(spec) == len(keys)
+            else "PartitionSpec size is not equal to partition keys size "
+        )
         raise InvalidPartitionError(
-            f"partition spec has the keys {', '.join(spec) or 'none'}; table {info.path} has "
-            f"{', '.join(keys)}, give a value for exactly these"
+            f"{what}for partitioned table {info.path}. Give a value for exactly {', '.join(keys)}"
         )
     for key in keys:
         problem = name_problem(spec[key], reserved=create)
         if problem is not None:
             raise InvalidPartitionError(
-                f"value {spec[key]!r:.220} of partition key {key!r} is not allowed: {problem}"
+                f"The partition value {plain(spec[key])} is invalid: {problem}. It is that of the "
+                f"partition key {key!r}"
             )
     return partition_name(keys, spec)
 
@@ -111,8 +141,8 @@ def check_partial_spec(info: TableInfo, spec: PartitionSpec) -> None:
     unknown = [key for key in spec if key not in info.partition_keys]
     if unknown:
         raise InvalidPartitionError(
-            f"{', '.join(unknown)} is not a partition key of table {info.path}; its partition keys "
-            f"are {', '.join(info.partition_keys)}"
+            f"table don't contains this partitionKey: {', '.join(unknown)}. The partition keys of "
+            f"table {info.path} are {', '.join(info.partition_keys)}"
         )
 
 

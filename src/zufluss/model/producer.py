@@ -80,7 +80,7 @@ def check_producer_id(producer_id: str) -> str:
         or producer_id in (".", "..")
     ):
         raise InvalidProducerIdError(
-            f"{producer_id!r:.200} is not a producer id; allowed are 1 to {ID_LENGTH_MAX} letters, "
+            f"Invalid producer ID {producer_id!r:.200}: allowed are 1 to {ID_LENGTH_MAX} letters, "
             "digits and . _ : -, but not . or .. alone"
         )
     return producer_id

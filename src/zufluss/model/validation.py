@@ -37,15 +37,20 @@ from zufluss.lake_formats import LAKE_FORMATS, is_place
 from zufluss.model.agg_columns import AGGREGATION, declare, merge_field_options, take_field_options
 from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
 from zufluss.model.merge import check_merge_engine, merge_engine
-from zufluss.model.partition import PARTITION_KEY_ROOTS, name_problem
+from zufluss.model.partition import PARTITION_KEY_ROOTS, name_problem, plain
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TablePath
 from zufluss.model.types import NESTED, Root, check_unique
 
 KV_FORMAT_VERSION = "2"
 """The newest version of the key encoding, given to new primary-key tables."""
-RESERVED_COLUMNS = frozenset(
-    {"__offset", "__timestamp", "__bucket", "_change_type", "_log_offset", "_commit_timestamp"}
+RESERVED_COLUMNS = (
+    "__offset",
+    "__timestamp",
+    "__bucket",
+    "_change_type",
+    "_log_offset",
+    "_commit_timestamp",
 )
 """Names the system uses beside the columns of a table."""
 STATISTICS_ROOTS = frozenset(Root) - NESTED - {Root.BYTES, Root.BINARY}
@@ -56,14 +61,14 @@ def check_database_name(name: str) -> None:
     """Raise 16 for a database name that is not allowed."""
     problem = name_problem(name)
     if problem is not None:
-        raise InvalidDatabaseError(f"database name {name!r:.220} is not allowed: {problem}")
+        raise InvalidDatabaseError(f"Database name {plain(name)} is invalid: {problem}")
 
 
 def check_table_name(name: str) -> None:
     """Raise 15 for a table name that is not allowed."""
     problem = name_problem(name)
     if problem is not None:
-        raise InvalidTableError(f"table name {name!r:.220} is not allowed: {problem}")
+        raise InvalidTableError(f"Table name {plain(name)} is invalid: {problem}")
 
 
 def check_table_path(path: TablePath) -> None:
@@ -161,8 +166,9 @@ def check_columns(schema: Schema) -> None:
     taken = [name for name in schema.names if name in RESERVED_COLUMNS]
     if taken:
         raise InvalidTableError(
-            f"column name {', '.join(taken)} is reserved for the system "
-            f"({', '.join(sorted(RESERVED_COLUMNS))}); choose another name"
+            f"{', '.join(taken)} cannot be used as column names, because they are reserved system "
+            "columns in Fluss. Please use other names for these columns. The reserved system "
+            f"columns are: {', '.join(RESERVED_COLUMNS)}"
         )
 
 
@@ -226,8 +232,8 @@ def _check_buckets(descriptor: TableDescriptor, conf: Configuration) -> None:
         raise InvalidTableError(f"bucket_count {count} is not allowed; give 1 to {limit}")
     if count > limit:
         raise BucketMaxNumError(
-            f"bucket_count {count} is more than {limit} ({server.MAX_BUCKET_NUM.key}); "
-            "take fewer buckets or raise the limit"
+            f"Bucket count {count} exceeds the maximum limit {limit} for a non-partitioned table "
+            f"or partition. Take fewer buckets, or raise {server.MAX_BUCKET_NUM.key}"
         )
 
 
@@ -247,8 +253,9 @@ def _check_formats(descriptor: TableDescriptor) -> None:
     log = table_property(descriptor.properties, o.TABLE_LOG_FORMAT)
     if descriptor.has_primary_key and log == "INDEXED":
         raise ConfigError(
-            f"{o.TABLE_LOG_FORMAT.key} = {log} does not go with a primary key; "
-            "allowed: ARROW, COMPACTED"
+            "Currently, Primary Key Table supports ARROW or COMPACTED log format when kv format is "
+            f"COMPACTED. {o.TABLE_LOG_FORMAT.key} = {log} goes with no kv format; allowed: ARROW, "
+            "COMPACTED"
         )
 
 
@@ -302,8 +309,8 @@ def _check_partitions(descriptor: TableDescriptor, conf: Configuration) -> None:
         time_zone(table_property(descriptor.properties, o.TABLE_AUTO_PARTITION_TIME_ZONE))
         if enabled:
             raise ConfigError(
-                f"{o.TABLE_AUTO_PARTITION_ENABLED.key} = true needs a partition key; "
-                "give the table one or remove the property"
+                "Currently, auto partition is only supported for partitioned table, please set "
+                f"table property '{o.TABLE_AUTO_PARTITION_ENABLED.key}' to false."
             )
         return
     auto = AutoPartition.of(descriptor)
@@ -312,15 +319,27 @@ def _check_partitions(descriptor: TableDescriptor, conf: Configuration) -> None:
     key = table_property(descriptor.properties, o.TABLE_AUTO_PARTITION_KEY)
     keys = descriptor.partition_keys
     if auto.key not in keys or (key is None and len(keys) > 1):
+        if key is None:
+            raise InvalidTableError(
+                "Currently, auto partitioned table must set one auto partition key when it has "
+                "multiple partition keys. Please set table property "
+                f"'{o.TABLE_AUTO_PARTITION_KEY.key}'. It is one of the partition keys "
+                f"{', '.join(keys)}"
+            )
         raise InvalidTableError(
-            f"{o.TABLE_AUTO_PARTITION_KEY.key} = {key or 'nothing'} is not allowed; "
-            f"set it to one of the partition keys {', '.join(keys)}"
+            "The specified key for auto partitioned table is not a partition key. Your key "
+            f"'{auto.key}' is not in key list [{', '.join(keys)}]"
         )
     most = 0 if len(keys) > 1 else conf.get(server.MAX_PARTITION_NUM)
     if auto.precreate > most:
+        if len(keys) > 1:
+            raise InvalidTableError(
+                "For a partitioned table with multiple partition keys, auto pre-create is "
+                f"unsupported and this value must be set to 0, but is {auto.precreate}. It is that "
+                f"of {o.TABLE_AUTO_PARTITION_NUM_PRECREATE.key}"
+            )
         raise InvalidTableError(
             f"{o.TABLE_AUTO_PARTITION_NUM_PRECREATE.key} = {auto.precreate} is more than {most}"
-            + (": with several partition keys none is created ahead" if most == 0 else "")
         )
     if descriptor.schema.column(auto.key).data_type.root is Root.DATE:
         _check_date_key(auto)
@@ -342,8 +361,8 @@ def _check_lake(descriptor: TableDescriptor, conf: Configuration) -> None:
     if table_property(properties, o.TABLE_DATALAKE_ENABLED):
         if cluster is None:
             raise InvalidTableError(
-                f"{o.TABLE_DATALAKE_ENABLED.key} = true, but the cluster has no lake; "
-                f"set {server.DATALAKE_FORMAT.key} on the servers"
+                f"'{o.TABLE_DATALAKE_ENABLED.key}' is enabled for the table, but the Fluss cluster "
+                f"doesn't enable datalake tables. Set {server.DATALAKE_FORMAT.key} on the servers"
             )
         if lake is not None and lake != cluster:
             raise ConfigError(
@@ -413,6 +432,6 @@ def _check_replication(descriptor: TableDescriptor, live_servers: int | None) ->
         raise ConfigError(f"{key} is missing; set it to 1 or more")
     if live_servers is not None and factor > live_servers:
         raise InvalidReplicationFactorError(
-            f"{key} = {factor} is more than the {live_servers} live tablet servers; "
-            "lower it or start more servers"
+            f"Replication factor: {factor} larger than available tablet servers: {live_servers}. "
+            f"Lower {key}, or start more servers"
         )

@@ -181,8 +181,8 @@ class RemoteLog:
             start = min([self.log.log_start_offset, *(s.start_offset for s in segments[:1])])
             hint = f"; what was before has expired or was lost, read on at offset {start}"
             raise OffsetOutOfRangeError(
-                f"offset {offset} of {self.log} is outside of {here} on the server and {there} in "
-                f"remote storage{hint if offset < start else ''}"
+                f"The fetching offset {offset} is out of range: {self.log} has {here} on the "
+                f"server and {there} in remote storage{hint if offset < start else ''}"
             )
         return i, segments[i]
 

@@ -328,8 +328,9 @@ class Replica:
         count = self.kv.row_count
         if count is None:
             raise InvalidTableError(
-                f"the rows of {self.path} are not counted: with table.changelog.image = WAL a "
-                "write does not tell whether its key is new; count them with a scan"
+                f"Row count is disabled for this table '{self.path.path}': with "
+                "table.changelog.image = WAL a write does not tell whether its key is new; count "
+                "them with a scan"
             )
         return count
 

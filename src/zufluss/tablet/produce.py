@@ -225,7 +225,7 @@ def check_acks(acks: int) -> None:
     """Refuse a write with a value of `acks` that has no meaning."""
     if acks not in ACKS:
         raise InvalidRequiredAcksError(
-            f"acks={acks} is not allowed; use -1 (all), 1 (leader) or 0 (none)"
+            f"Invalid required acks: {acks}. Use -1 (all), 1 (leader) or 0 (none)"
         )
 
 

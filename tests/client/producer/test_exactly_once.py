@@ -134,8 +134,8 @@ async def test_only_the_columns_asked_for_are_taken_and_written(
 @pytest.mark.parametrize(
     ("arguments", "expected", "message"),
     [
-        ({"producer_id": "../x"}, InvalidProducerIdError, "not a producer id"),
-        ({"producer_id": ""}, InvalidProducerIdError, "not a producer id"),
+        ({"producer_id": "../x"}, InvalidProducerIdError, "Invalid producer ID"),
+        ({"producer_id": ""}, InvalidProducerIdError, "Invalid producer ID"),
         ({"columns": ["views"]}, InvalidTargetColumnError, "lack page of the primary key"),
         ({"ttl": "soon"}, ConfigError, "ttl of a producer 'soon' is not allowed"),
         ({"undo": "nobody"}, ConfigError, "undo 'nobody' is none of server, client"),

@@ -64,13 +64,14 @@ from zufluss.errors import (
     InvalidTableError,
     PartitionAlreadyExistError,
     PartitionMaxNumError,
+    PartitionNotExistError,
     TableAlreadyExistError,
     TableNotExistError,
 )
 from zufluss.meta.api import VALUE_BYTES_MAX, Op
 from zufluss.model import validation
 from zufluss.model.auto_partition import check_create_partition
-from zufluss.model.partition import check_spec, spec_of
+from zufluss.model.partition import check_spec, qualified_name, spec_of
 from zufluss.model.table import (
     DatabaseDescriptor,
     TableBucket,
@@ -151,7 +152,7 @@ class Catalog:
             if name in self.image.databases:
                 if ignore_if_exists:
                     return
-                raise DatabaseAlreadyExistError(f"database {name!r} exists already")
+                raise DatabaseAlreadyExistError(f"Database {name} already exists.")
             now = self._clock_ms()
             entry = DatabaseEntry(name, descriptor, now, now)
             await self.ledger.commit([records.put_database(entry, new=True)])
@@ -204,7 +205,8 @@ class Catalog:
             tables = [self.image.table(TablePath(name, t)) for t in self.image.table_names(name)]
             if tables and not cascade:
                 raise DatabaseNotEmptyError(
-                    f"database {name!r} has {len(tables)} tables; drop them or drop with cascade"
+                    f"Database {name} is not empty. Drop its {len(tables)} tables, or drop it "
+                    "with cascade"
                 )
             ops = [op for table in tables for op in self._drop_table_ops(table)]
             stops = [stop for table in tables for stop in self._stops(table)]
@@ -240,7 +242,7 @@ class Catalog:
                 return existing
             self.image.database(path.database)
             if existing is not None:
-                raise TableAlreadyExistError(f"table '{path}' exists already")
+                raise TableAlreadyExistError(f"Table {path} already exists.")
             self._locations.check_placement(descriptor)
             return await self._create_table(path, descriptor)
 
@@ -270,7 +272,10 @@ class Catalog:
         async def change() -> None:
             if ignore_if_not_exists and self.image.find_table(path) is None:
                 return
-            await self._drop_table(self.image.table(path))
+            entry = self.image.find_table(path)
+            if entry is None:
+                raise TableNotExistError(f"Table {path} does not exist.")
+            await self._drop_table(entry)
 
         await self.exclusive(change)
 
@@ -355,13 +360,13 @@ class Catalog:
                 if ignore_if_exists:
                     return existing[name]
                 raise PartitionAlreadyExistError(
-                    f"partition {name!r} of table '{path}' exists already"
+                    f"Partition '{qualified_name(spec)}' already exists for table {path}"
                 )
             limit = self._conf.get(options.MAX_PARTITION_NUM)
             if len(existing) >= limit:
                 raise PartitionMaxNumError(
-                    f"table '{path}' has {len(existing)} partitions, at most {limit} are allowed "
-                    f"({options.MAX_PARTITION_NUM.key}); drop some first"
+                    f"Exceed the maximum number of partitions for table {path}, only allow {limit} "
+                    f"partitions. Drop some first, or raise {options.MAX_PARTITION_NUM.key}"
                 )
             return await self._create_partition(table, name)
 
@@ -406,9 +411,14 @@ class Catalog:
         async def change() -> None:
             table = self._table_still(path, table_id)
             name = check_spec(table.info, spec, create=False)
-            if ignore_if_not_exists and name not in self.image.partitions(table.info.table_id):
-                return
-            await self._drop_partition(table, self.image.partition(path, name))
+            entry = self.image.partitions(table.info.table_id).get(name)
+            if entry is not None:
+                await self._drop_partition(table, entry)
+            elif not ignore_if_not_exists:
+                raise PartitionNotExistError(
+                    f"Partition '{qualified_name(spec_of(table.info.partition_keys, name))}' does "
+                    f"not exist for table {path}"
+                )
 
         await self.exclusive(change)
 
