@@ -279,3 +279,79 @@ def test_refusals_about_partitions_begin_with_the_sentence_of_fluss(raw: RawClie
         37,
         f"Table '{full}_plain' is not a partitioned table.",
     )
+
+
+RATE = "kv.rocksdb.shared-rate-limiter.bytes-per-sec"
+SET, DELETE, APPEND = 0, 1, 2
+
+
+def altered(key: str, value: str | None, op: int = SET) -> m.AlterClusterConfigsRequest:
+    change = m.PbAlterConfig(config_key=key, config_value=value, op_type=op)
+    return m.AlterClusterConfigsRequest(alter_configs=[change])
+
+
+def listed(raw: RawClient, key: str) -> list[tuple[str, str]]:
+    answer = raw.call(ApiKey.DESCRIBE_CLUSTER_CONFIGS, m.DescribeClusterConfigsRequest())
+    return [(c.config_value, c.config_source) for c in answer.configs if c.config_key == key]
+
+
+def test_a_dynamic_option_of_fluss_that_means_nothing_here_is_stored_listed_and_reset(
+    raw: RawClient,
+) -> None:
+    """Flink's set_cluster_configs, get_cluster_configs and reset_cluster_configs."""
+    raw.call(ApiKey.ALTER_CLUSTER_CONFIGS, altered(RATE, "200MB"))
+    assert listed(raw, RATE) == [("200MB", "DYNAMIC_SERVER_CONFIG")]
+    raw.call(ApiKey.ALTER_CLUSTER_CONFIGS, altered(RATE, "300MB"))
+    assert listed(raw, RATE) == [("300MB", "DYNAMIC_SERVER_CONFIG")]
+    raw.call(ApiKey.ALTER_CLUSTER_CONFIGS, altered(RATE, None, DELETE))
+    assert listed(raw, RATE) == []
+
+
+def test_an_option_that_fluss_changes_and_we_take_at_the_start_may_only_stay_as_it_is(
+    raw: RawClient,
+) -> None:
+    """It would be listed and not act."""
+    raw.call(ApiKey.ALTER_CLUSTER_CONFIGS, altered("kv.snapshot.interval", "10 min"))
+    raw.call(ApiKey.ALTER_CLUSTER_CONFIGS, altered("kv.snapshot.interval", None, DELETE))
+    raw.call(ApiKey.ALTER_CLUSTER_CONFIGS, altered("datalake.iceberg.x", None, DELETE))
+    for key, value in (("kv.snapshot.interval", "1 min"), ("datalake.iceberg.x", "y")):
+        _, text = refusal(raw, ApiKey.ALTER_CLUSTER_CONFIGS, altered(key, value))
+        assert text.startswith(
+            f"The config key {key} is not allowed to be changed dynamically. It takes effect at a "
+            "start"
+        )
+        assert listed(raw, key) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "op", "text"),
+    [
+        (
+            "invalid.config.key",
+            "v",
+            SET,
+            "The config key invalid.config.key is not allowed to be changed dynamically",
+        ),
+        (
+            "invalid.config.key",
+            None,
+            DELETE,
+            "The config key invalid.config.key is not allowed to be changed dynamically",
+        ),
+        (RATE, "paimon", SET, f"Could not parse value 'paimon' for key '{RATE}'"),
+        (RATE, None, SET, f"{RATE} needs a value"),
+        (RATE, "1", APPEND, f"operation 2 on {RATE} is not possible"),
+        (
+            "server.data-disk.write-limit-ratio",
+            "2",
+            SET,
+            "Could not parse value '2' for key 'server.data-disk.write-limit-ratio'",
+        ),
+    ],
+)
+def test_a_dynamic_option_that_cannot_be_set_changes_nothing(
+    raw: RawClient, key: str, value: str | None, op: int, text: str
+) -> None:
+    _, found = refusal(raw, ApiKey.ALTER_CLUSTER_CONFIGS, altered(key, value, op))
+    assert found.startswith(text)
+    assert listed(raw, key) == []

@@ -68,10 +68,15 @@ def set_(
 
       zufluss cluster config set zufluss.remote.adaptive-weights=true
     """
+    from zufluss.config.without_effect import OPTIONS_WITHOUT_EFFECT
+
     values = pairs(changes, "option")
     with connected(bootstrap, settings) as connection:
         connection.admin.alter_cluster_configs(values)
     say(f"set: {', '.join(values)}")
+    for key in values:
+        if key in OPTIONS_WITHOUT_EFFECT:
+            say(f"{key} has no effect here: {OPTIONS_WITHOUT_EFFECT[key].help}")
 
 
 @config.command()

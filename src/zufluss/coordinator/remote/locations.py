@@ -31,6 +31,8 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from zufluss.cluster.remote import home
+from zufluss.config import without_effect
+from zufluss.config.lake import is_lake_key
 from zufluss.config.load import Configuration
 from zufluss.config.option import Kind, Option
 from zufluss.config.options import DATA_DIR, OPTIONS
@@ -40,6 +42,7 @@ from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, MetaStore, Op, Put
 from zufluss.model.alter import ConfigOp
+from zufluss.model.partition import plain
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableDescriptor, TableInfo
 from zufluss.remote.errors import LocationUnavailableError, RemoteStorageError
@@ -68,6 +71,15 @@ CONFIGS_PATH: Final = "/configs/cluster"
 
 DYNAMIC_ORIGIN: Final = "changed in the running cluster"
 """The origin of options that ALTER_CLUSTER_CONFIGS set."""
+
+AT_START: Final = frozenset(
+    {
+        "datalake.format",
+        "kv.snapshot.interval",
+        "log.retention.roll-active-segment.enabled",
+    }
+)
+"""Options that Fluss changes at run time and this server takes at its start, lake keys aside."""
 
 NO_LOCATIONS: Final = Locations(0, (), explicit=False)
 """The registry before the first start."""
@@ -296,6 +308,9 @@ class LocationRegistry:
             self.dynamic, self.conf = dynamic, conf
             self._take_over(after)
         log.info("cluster_configs_changed", changed=sorted(dynamic))
+        for key in dict.fromkeys(change.key for change in requested):
+            if (option := without_effect.OPTIONS_WITHOUT_EFFECT.get(key)) and key in dynamic:
+                log.warning("config_without_effect", key=key, reason=option.help)
         await self._tell(before)
 
     async def alter(
@@ -466,7 +481,7 @@ def _unusable(location: Location, problem: RemoteStorageError) -> ConfigError:
 
 
 def _overlaid(conf: Configuration, dynamic: Mapping[str, str]) -> Configuration:
-    return conf.with_overrides(dynamic, origin=DYNAMIC_ORIGIN)
+    return conf.with_overrides(without_effect.with_effect(dynamic), origin=DYNAMIC_ORIGIN)
 
 
 def _live(
@@ -519,22 +534,43 @@ def _older_files(conf: Configuration) -> Locations:
 def changed_configs(
     dynamic: Mapping[str, str], changes: Iterable[ConfigChange], static: Configuration
 ) -> dict[str, str]:
-    """The options after some changes; `ConfigError` if one is not allowed."""
+    """The options after some changes; `ConfigError` if one is not allowed.
+
+    An option that takes effect at a start may be set to the value that it has, and be taken back:
+    that changes nothing.
+    """
     after = dict(dynamic)
     for change in changes:
+        if change.op == ConfigOp.SET and change.value is None:
+            raise ConfigError(f"{change.key} needs a value; to take one back, delete it (op 1)")
+        if _changes_nothing(change, static):
+            continue
         option = _dynamic_option(change.key)
         if change.op == ConfigOp.DELETE:
             after.pop(change.key, None)
-            continue
-        if change.value is None:
-            raise ConfigError(f"{change.key} needs a value; to take one back, delete it (op 1)")
-        if change.op == ConfigOp.SET:
-            text = change.value.strip()
+        elif change.op != ConfigOp.SET:
+            after[change.key] = _listed(option, after.get(change.key), change, static)
+        elif change.key in without_effect.OPTIONS_WITHOUT_EFFECT:
+            after[change.key] = without_effect.checked(option, change.value or "")
         else:
-            text = _listed(option, after.get(change.key), change, static)
-        option.parse(text)
-        after[change.key] = text
+            after[change.key] = (change.value or "").strip()
+            option.parse(after[change.key])
     return after
+
+
+def _changes_nothing(change: ConfigChange, static: Configuration) -> bool:
+    """Whether a change leaves an option of Fluss that takes effect at a start as it is."""
+    option = OPTIONS.get(change.key)
+    if (option is None and not is_lake_key(change.key)) or (option is not None and option.dynamic):
+        return False
+    if change.op == ConfigOp.DELETE:
+        return is_lake_key(change.key) or change.key in AT_START
+    if change.op != ConfigOp.SET or change.value is None:
+        return False
+    if option is not None:
+        return change.key in AT_START and option.parse(change.value) == static.get(option)
+    _, format, name = change.key.split(".", 2)
+    return static.lake_properties(format).get(name) == change.value.strip()
 
 
 def _listed(
@@ -555,11 +591,17 @@ def _listed(
 
 def _dynamic_option(key: str) -> Option[Any]:
     option = OPTIONS.get(key)
-    if option is None or not option.dynamic:
-        allowed = [known.key for known in OPTIONS.values() if known.dynamic]
-        why = "is unknown" if option is None else "takes effect at a start of the servers only"
-        raise ConfigError(f"{key!r:.100} {why}; changeable at run time: {', '.join(allowed)}")
-    return option
+    if option is not None and option.dynamic:
+        return option
+    if key in without_effect.OPTIONS_WITHOUT_EFFECT:
+        return without_effect.OPTIONS_WITHOUT_EFFECT[key]
+    allowed = [known.key for known in OPTIONS.values() if known.dynamic]
+    at_start = option is not None or is_lake_key(key)
+    why = "takes effect at a start of the servers only" if at_start else "is unknown"
+    raise ConfigError(
+        f"The config key {plain(key)} is not allowed to be changed dynamically. It {why}; "
+        f"changeable at run time: {', '.join(allowed)}"
+    )
 
 
 def _shown(locations: Locations) -> str:
