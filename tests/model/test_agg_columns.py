@@ -336,3 +336,21 @@ def test_a_column_of_first_value_cannot_be_added() -> None:
     column = NewColumn("seen", t.BIGINT, agg_function=AggFunction("first_value"))
     with pytest.raises(InvalidAlterTableError, match=r"'seen' .* use first_value_ignore_nulls"):
         alter_table(descriptor("v INT SUM"), TableChanges(add_columns=[column]), CONF)
+
+
+IGNORED = Configuration.of({"zufluss.aggregation.first-value": "ignore-nulls"})
+
+
+def test_first_value_ignores_nulls_where_the_cluster_says_so() -> None:
+    made = complete(descriptor("a INT FIRST_VALUE, b INT SUM"), IGNORED)
+    assert [str(c.agg_function) for c in made.schema.columns[1:]] == [
+        "FIRST_VALUE_IGNORE_NULLS",
+        "SUM",
+    ]
+    column = NewColumn("seen", t.BIGINT, agg_function=AggFunction("first_value"))
+    kept = descriptor("a INT FIRST_VALUE")
+    after = alter_table(kept, TableChanges(add_columns=[column]), IGNORED).schema
+    assert [str(c.agg_function) for c in after.columns[1:]] == [
+        "FIRST_VALUE",
+        "FIRST_VALUE_IGNORE_NULLS",
+    ], "columns that are there keep their meaning"

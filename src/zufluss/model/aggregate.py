@@ -50,6 +50,7 @@ LIMIT: Final = "limit"
 DELIMITER: Final = "delimiter"
 BY: Final = "by"
 FIRST_VALUE: Final = "first_value"
+FIRST_VALUE_IGNORE_NULLS: Final = "first_value_ignore_nulls"
 
 _LOWER = frozenset({OVERFLOW, IGNORE_RETRACT})
 """Parameters whose values are words in any case."""

@@ -20,7 +20,12 @@ from zufluss.config import options as server
 from zufluss.config import table_options as o
 from zufluss.config.nearest import suggestion
 from zufluss.errors import InvalidAlterTableError, InvalidTableError
-from zufluss.model.agg_columns import check_agg_functions, declare, is_field_option
+from zufluss.model.agg_columns import (
+    check_agg_functions,
+    declare,
+    is_field_option,
+    with_first_values,
+)
 from zufluss.model.aggregate import FIRST_VALUE, AggFunction
 from zufluss.model.merge import merge_engine
 from zufluss.model.partition import plain
@@ -107,7 +112,7 @@ def alter_table(
         )
     if changes.add_columns:
         return add_columns(
-            descriptor, changes.add_columns, _field_options(changes.properties, descriptor)
+            descriptor, changes.add_columns, _field_options(changes.properties, descriptor), conf
         )
     return alter_properties(descriptor, changes.properties, conf)
 
@@ -214,6 +219,7 @@ def add_columns(
     descriptor: TableDescriptor,
     columns: Sequence[NewColumn],
     options: Mapping[str, str] = MappingProxyType({}),
+    conf: Configuration | None = None,
 ) -> TableDescriptor:
     """The descriptor with columns at the end; `options` are their `fields.*`. Raises 56."""
     names = set(descriptor.schema.names)
@@ -244,6 +250,8 @@ def add_columns(
     default = properties.get(o.TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION.key)
     schema = declare(schema, options, default, engine, [column.name for column in columns])
     check_agg_functions(schema, properties, engine)
+    if conf is not None:
+        schema = with_first_values(schema, conf, since=len(descriptor.schema.columns))
     _check_added(schema.columns[len(descriptor.schema.columns) :])
     return replace(descriptor, schema=schema)
 
@@ -254,5 +262,6 @@ def _check_added(columns: Sequence[Column]) -> None:
         if column.agg_function is not None and column.agg_function.type == FIRST_VALUE:
             raise InvalidAlterTableError(
                 f"column {column.name!r:.80} cannot be added with first_value, which keeps a NULL "
-                "that came first: rows written before have none; use first_value_ignore_nulls"
+                "that came first: rows written before have none; use first_value_ignore_nulls, or "
+                f"set {server.ZUFLUSS_AGGREGATION_FIRST_VALUE.key} = ignore-nulls on the servers"
             )

@@ -34,7 +34,13 @@ from zufluss.errors import (
     InvalidTableError,
 )
 from zufluss.lake_formats import LAKE_FORMATS, is_place
-from zufluss.model.agg_columns import AGGREGATION, declare, merge_field_options, take_field_options
+from zufluss.model.agg_columns import (
+    AGGREGATION,
+    declare,
+    merge_field_options,
+    take_field_options,
+    with_first_values,
+)
 from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
 from zufluss.model.merge import check_merge_engine, merge_engine
 from zufluss.model.partition import PARTITION_KEY_ROOTS, name_problem, plain
@@ -81,6 +87,7 @@ def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescripto
     """The descriptor with every default of the server filled in, as it is stored."""
     check_keys(descriptor)
     descriptor = with_functions(_with_default_function(descriptor, conf))
+    descriptor = replace(descriptor, schema=with_first_values(descriptor.schema, conf))
     properties = without_cluster_lake(descriptor.properties, conf)
     factor = conf.get(server.DEFAULT_REPLICATION_FACTOR)
     properties.setdefault(o.TABLE_REPLICATION_FACTOR.key, str(factor))

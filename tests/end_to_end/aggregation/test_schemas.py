@@ -251,3 +251,32 @@ def test_columns_added_twice_get_the_default_and_survive_kill_9(
         assert [values(table, key) for key in (1, 2)] == [(6, "a", None), (6, "b", 4)]
         put(table, (1, 1, None, 3), (2, 1, "c", 3))
         assert [values(table, key) for key in (1, 2)] == [(7, None, 3), (7, "c", 4)]
+
+
+def test_puts_may_leave_first_values_out_where_the_cluster_ignores_nulls_as_fluss_does(
+    new_server: Callable[..., DevServer],
+) -> None:
+    """The same puts have the same results on a real Fluss; they survive a kill -9."""
+    server = new_server(
+        {"zufluss.aggregation.first-value": "ignore-nulls", "kv.snapshot.interval": "200ms"}
+    )
+    with zufluss.connect(server.bootstrap) as connection:
+        table = aggregated(connection, "a STRING FIRST_VALUE, b INT SUM")
+        put(table, (1, 5), columns=["k", "b"])
+        assert values(table, 1) == (None, 5)
+        put(table, (1, None), columns=["k", "a"])
+        put(table, (1, "x"), columns=["k", "a"])
+        put(table, (2, None, 1))
+        put(table, (3, 7), columns=["k", "b"])
+        path = table.info.path
+    server.kill()
+    server.start()
+    with zufluss.connect(server.bootstrap) as connection:
+        table = connection.table(path)
+        put(table, (1, "y"), (3, "z"), columns=["k", "a"])
+        put(table, (2, "x", 1))
+        assert [values(table, key) for key in (1, 2, 3)] == [("x", 5), ("x", 2), ("z", 7)]
+        table = added(connection, table, "c STRING FIRST_VALUE")
+        put(table, (1, "new"), columns=["k", "c"])
+        put(table, (1, "later"), columns=["k", "c"])
+        assert values(table, 1) == ("x", 5, "new")

@@ -125,7 +125,8 @@ def check_targets(schema: Schema, targets: Set[int]) -> None:
             raise InvalidTargetColumnError(
                 f"column {column.name!r} is aggregated by first_value and must be in every put, "
                 "since the first put of a key sets it; write it too, or use "
-                "first_value_ignore_nulls"
+                "first_value_ignore_nulls, which new tables do for first_value with "
+                "zufluss.aggregation.first-value = ignore-nulls on the servers"
             )
         by = function.parameter(BY)
         if by is not None and (i in targets) != (schema.index_of(by) in targets):
