@@ -98,7 +98,7 @@ def rows_of(text: str) -> StructType:
         ("log", GOOD, {"write.order": "random"}, r"write.order.*arrival.*canonical"),
         ("log", GOOD, {"write.orders": "canonical"}, r"write.orders is not an option.*write.order"),
         ("log", GOOD, {"columns": "id"}, r"option columns has no meaning for a write"),
-        ("log", GOOD, {"txn.id": "a b"}, r"txn.id .* 'a b' is not a producer id; allowed are"),
+        ("log", GOOD, {"txn.id": "a b"}, r"txn.id .*Invalid producer ID 'a b': allowed are"),
         ("log", GOOD, {"client.writer.bath-size": "1kb"}, r"did you mean client.writer.batch-size"),
         ("log$lake", GOOD, {}, r"\$lake can only be read; write to table fluss.refused_log"),
         ("none", GOOD, {}, r"refused_none"),
