@@ -352,7 +352,7 @@ def test_a_bucket_that_is_not_there_is_refused_everywhere(
 
 
 @pytest.mark.parametrize(
-    "columns", [(), (2,), (-1,), (0, 0), (1, 0), (0, 1, 2), (2**31 - 1,), (0,) * 1000], ids=str
+    "columns", [(2,), (-1,), (0, 0), (1, 0), (0, 1, 2), (2**31 - 1,), (0,) * 1000], ids=str
 )
 def test_a_projection_out_of_range_is_refused(
     attacker: RawClient, table_id: int, columns: tuple[int, ...]
