@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final
 
-INTERVAL_SECONDS: Final = 0.02
+INTERVAL_SECONDS: Final = 0.01
 LONGEST_HOLD_SECONDS: Final = 0.5
 REMEMBERED: Final = 1024
 
