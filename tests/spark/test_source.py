@@ -425,7 +425,7 @@ def test_a_missing_table_is_named(spark, read):
         ({"columns": "id,id"}, "column 'id' is named twice"),
         ({"filter": "id >"}, "at its end .character 5.: expected a number"),
         ({"filter": "oid = 1"}, "one of the columns id, name"),
-        ({"partitions": "a"}, "not partitioned"),
+        ({"partitions": "a"}, "not a partitioned table"),
         ({"maxRowsPerTrigger": "5"}, "maxRowsPerTrigger has no meaning for a batch read"),
         ({"scan.incremental.start.timestamp": "soon"}, "neither epoch milliseconds nor a time"),
         ({"limit": "-1"}, "limit = '-1' is not allowed"),

@@ -51,9 +51,11 @@ def exercise(
     index.live_slots(arena, BLOCK, BITS)
     found = max(0, index.heads(arena, BLOCK, BITS, many, 0))
     refs = many[:found].copy()
-    sorting.prefixes(arena, refs, np.empty(found, np.int64))
-    if sorting.spans(arena, refs, np.empty(3 * found, np.int64)) >= 0:
-        sorting.sort_ties(arena, refs, np.zeros(found, np.int64), np.empty(found, np.int64))
+    spans = np.empty(3 * found, np.int64)
+    if sorting.spans(arena, refs, spans) >= 0:
+        starts, ends = spans[0::3].copy(), spans[1::3].copy()
+        for at in (0, 8):
+            sorting.words_at(arena, starts, ends, at, np.empty(found, np.int64))
     entries.walk(arena, FIRST, at, many)
     index.without_room(arena, root, hashes, np.zeros(8, np.int64))
     index.publish(arena, root, refs[:n], hashes[: len(refs)], 2, counts)

@@ -109,8 +109,17 @@ def test_keys_outside_their_data_are_refused(start: int, end: int) -> None:
             call()
 
 
-@given(st.lists(st.binary(max_size=20) | st.binary(max_size=3).map(lambda b: b"12345678" + b)))
-@settings(max_examples=100)
+ALIKE = [b"", b"12345678", b"1234567890abcdef12345678", bytes(8), bytes(17), bytes(255), b"1" * 260]
+"""Beginnings of keys, so that many are equal in their first words."""
+
+
+@given(
+    st.lists(
+        st.builds(bytes.__add__, st.sampled_from(ALIKE), st.binary(max_size=20))
+        | st.integers(0, 300).map(bytes)
+    )
+)
+@settings(max_examples=200)
 def test_entries_sort_like_their_keys(keys: list[bytes]) -> None:
     keys = list(dict.fromkeys(keys))
     memtable = Unlimited(Arena(64 * SEGMENT, SEGMENT))

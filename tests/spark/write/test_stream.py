@@ -192,7 +192,7 @@ def test_commits_are_identified_by_query_and_micro_batch() -> None:
     one, other = str(uuid4()), str(uuid4())
     assert txn_of(one, "name") == f"name:{one}"
     with pytest.raises(zufluss.errors.InvalidProducerIdError):
-        txn_of(one, "n" * 128)
+        txn_of(one, "n" * 200)
     assert checkpoint_of(one, 7) - checkpoint_of(one, 6) == 1
     assert checkpoint_of(one, 7) != checkpoint_of(other, 7)
     assert 0 <= checkpoint_of(one, (1 << 40) - 1) < 1 << 63

@@ -1,13 +1,13 @@
 """Entries in the order of their keys, and byte strings copied one behind the other.
 
-Keys sort by unsigned bytes, as RocksDB sorts them: numpy sorts their leading eight bytes as one
-number, then a kernel sorts whole keys within each run of equal numbers. Flushes and the sorted keys
-of prefix lookups (`order.py`) need that order.
+Keys sort by unsigned bytes, as RocksDB sorts them: numpy sorts their first eight bytes as one
+number; keys that are equal so far are sorted by their next eight bytes, and so on. Flushes and the
+sorted keys of prefix lookups (`order.py`) need that order.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,19 +15,48 @@ from zufluss.errors import LogStorageError
 from zufluss.kv.hot.entries import HEADER_BYTES, entry
 from zufluss.kv.hot.words import ARENA, I64, NUMBERS, POSITIONS, inside, short_word, swap
 from zufluss.record.kernels.cache import kernel
-from zufluss.record.kernels.memory import BYTES, copy, load_u8
+from zufluss.record.kernels.memory import BYTES, copy
 from zufluss.record.slices import Bytes, Positions, Slices
+
+WORD_BYTES: Final = 8
+"""Bytes by which keys are sorted in a round."""
+ALIKE_BYTES: Final = 256
+"""Keys that are equal for so many bytes are compared as a whole."""
 
 
 def sort_by_key(arena: Bytes, versions: Positions) -> Positions:
     """Return entries in the order of their keys; `LogStorageError` if one is damaged."""
-    key_words = np.empty(len(versions), np.int64)
-    if prefixes(arena, versions, key_words) < 0:
-        raise LogStorageError("key-value memory is damaged: an entry to be sorted is not whole")
-    order = np.argsort(key_words, kind="stable")
-    versions, key_words = versions[order], key_words[order]
-    sort_ties(arena, versions, key_words, np.empty(len(versions), np.int64))
-    return versions
+    starts, ends, _ = spans_of(arena, versions)
+    return versions[key_order(Slices(arena, starts, ends))]
+
+
+def key_order(keys: Slices) -> Positions:
+    """Return the numbers of byte strings in their order; equal ones keep theirs."""
+    order = np.arange(keys.count)
+    # The places in `order` of strings that are equal to others so far, and the numbers of their
+    # groups: strings of one group are equal so far, and the groups are in order.
+    places, group = order.copy(), np.zeros(keys.count, np.int64)
+    for at in range(0, ALIKE_BYTES, WORD_BYTES):
+        if not len(places):
+            return order
+        some = keys.take(order[places])
+        numbers = np.empty(some.count, np.int64)
+        if words_at(some.data, some.starts, some.ends, at, numbers) < 0:
+            raise ValueError(f"a byte string leaves its {len(some.data)} bytes")
+        if int(some.lengths.max()) <= at + WORD_BYTES:
+            # Zeros stand for missing bytes, so in the end lengths decide.
+            order[places] = order[places][np.lexsort((some.lengths, numbers, group))]
+            return order
+        sorting = np.lexsort((numbers, group))  # by group first
+        order[places] = order[places][sorting]
+        numbers, group = numbers[sorting], group[sorting]
+        begins = np.ones(len(places) + 1, np.bool_)
+        begins[1:-1] = np.logical_or(numbers[1:] != numbers[:-1], group[1:] != group[:-1])
+        tied = np.logical_not(begins[:-1] & begins[1:])
+        places, group = places[tied], np.cumsum(begins[:-1], dtype=np.int64)[tied]
+    names = keys.take(order[places]).tolist()
+    order[places] = order[places][sorted(range(len(names)), key=lambda i: (group[i], names[i]))]
+    return order
 
 
 def spans_of(arena: Bytes, versions: Positions) -> tuple[Positions, Positions, Positions]:
@@ -50,67 +79,20 @@ def packed(slices: Slices) -> Slices:
     return Slices(out, np.where(present, ends - sizes, slices.starts), ends)
 
 
-@kernel(I64(ARENA, POSITIONS, NUMBERS))
-def prefixes(arena: Any, versions: Any, out: Any) -> Any:
-    """Write the first eight bytes of each key as a number that sorts like them; −1 for a fault."""
-    for i in range(min(versions.size, out.size)):
-        key_size, _value_size = entry(arena, versions[i])
-        if key_size < 0:
+@kernel(I64(BYTES, POSITIONS, POSITIONS, I64, NUMBERS))
+def words_at(data: Any, starts: Any, ends: Any, at: Any, out: Any) -> Any:
+    """Write eight bytes of each byte string, from byte `at` on, as a number that sorts like them.
+
+    Missing bytes count as zeros. Returns −1 if a byte string lies outside.
+    """
+    for i in range(min(starts.size, ends.size, out.size)):
+        if not inside(starts[i], ends[i], data.size):
             return -1
+        word = short_word(data, starts[i] + at, max(ends[i] - starts[i] - at, 0))
         # Big-endian, so that the first byte counts most; the flipped sign makes int64 compare as
         # unsigned.
-        word = short_word(arena, versions[i] + HEADER_BYTES, key_size)
         out[i] = swap(word) ^ np.int64(-(2**63))
-    return versions.size
-
-
-@kernel()
-def _before(arena: Any, left: Any, right: Any) -> Any:
-    """Whether the key of one entry sorts before that of another, in unsigned byte order."""
-    left_size, _value_size = entry(arena, left)
-    right_size, _value_size = entry(arena, right)
-    for i in range(min(left_size, right_size)):
-        left_byte = load_u8(arena, left + HEADER_BYTES + i)
-        right_byte = load_u8(arena, right + HEADER_BYTES + i)
-        if left_byte != right_byte:
-            return left_byte < right_byte
-    return left_size < right_size
-
-
-@kernel()
-def _merge_sort(arena: Any, versions: Any, begin: Any, end: Any, scratch: Any) -> Any:
-    """Sort versions[begin:end] by key; equal keys keep their order."""
-    width = 1
-    while width < end - begin:
-        # Merge neighbouring sorted runs of `width` entries into `scratch`, then copy them back.
-        for low in range(begin, end, 2 * width):
-            middle, high = min(low + width, end), min(low + 2 * width, end)
-            left, right = low, middle
-            for place in range(low, high):
-                if left < middle and (
-                    right >= high or not _before(arena, versions[right], versions[left])
-                ):
-                    scratch[place] = versions[left]
-                    left += 1
-                else:
-                    scratch[place] = versions[right]
-                    right += 1
-        for place in range(begin, end):
-            versions[place] = scratch[place]
-        width *= 2
-
-
-@kernel(I64(ARENA, NUMBERS, POSITIONS, NUMBERS))
-def sort_ties(arena: Any, versions: Any, key_words: Any, scratch: Any) -> Any:
-    """Sort entries, which are sorted by their first eight bytes (`key_words`), by whole keys."""
-    count = min(versions.size, key_words.size, scratch.size)
-    begin = 0
-    for i in range(1, count + 1):
-        if i == count or key_words[i] != key_words[begin]:
-            if i - begin > 1:
-                _merge_sort(arena, versions, begin, i, scratch)
-            begin = i
-    return count
+    return out.size
 
 
 @kernel(I64(ARENA, POSITIONS, NUMBERS))
