@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-more test-spark41 demo bench fault proto docs clean
+.PHONY: help install check test test-more test-spark41 test-peers demo bench fault proto docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ test-more: kernels ## the second tier of CI: README on other Pythons, larger sam
 
 test-spark41: kernels ## the Spark tests once more, on Spark 4.1
 	$(BIN)/python scripts/spark41.py
+
+test-peers: kernels ## the tests of Fluss's Flink connector against zufluss dev (needs Java and Maven Central; not part of CI)
+	$(BIN)/python -m scripts.peers
 
 demo: kernels ## a server, live tables, tiering to Iceberg on Spark, lake and tail read as one
 	$(BIN)/python examples/demo.py
