@@ -57,7 +57,15 @@ class Case:
 
 
 FLINK = "org.apache.fluss.flink"
-CASES = (Case(f"{FLINK}.sink.Flink120UndoRecoveryITCase"),)
+CASES = (
+    Case(f"{FLINK}.sink.Flink120UndoRecoveryITCase"),
+    Case(f"{FLINK}.sink.Flink120TableSinkITCase"),
+    Case(f"{FLINK}.source.Flink120TableSourceITCase"),
+    Case(
+        f"{FLINK}.catalog.Flink120CatalogITCase",
+        {"auto-partition.check.interval": "3s", "datalake.format": "paimon"},
+    ),
+)
 
 
 class PeersError(Exception):
