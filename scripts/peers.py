@@ -36,7 +36,15 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zufl
 CLASS_MINUTES = 40
 """A class that takes longer hangs: the limit of a case ends it long before."""
 CASE_LIMIT = "4m"
-OPENED = ("java.nio", "sun.nio.ch", "java.util", "java.lang", "java.time")
+OPENED = (
+    "java.lang",
+    "java.nio",
+    "java.time",
+    "java.util",
+    "java.util.concurrent",
+    "java.util.concurrent.atomic",
+    "sun.nio.ch",
+)
 """Packages of Java 17 that Flink and Arrow look into."""
 
 ORIGINS = ("theirs", "differs", "ours")
@@ -59,8 +67,19 @@ class Case:
 FLINK = "org.apache.fluss.flink"
 CASES = (
     Case(f"{FLINK}.sink.Flink120UndoRecoveryITCase"),
+    Case(
+        f"{FLINK}.sink.undo.UndoRecoveryManagerITCase",
+        {"zufluss.aggregation.default-function": "last_value_ignore_nulls"},
+    ),
     Case(f"{FLINK}.sink.Flink120TableSinkITCase"),
+    Case(f"{FLINK}.sink.Flink120ComplexTypeITCase"),
+    Case(f"{FLINK}.sink.FlussSinkITCase"),
     Case(f"{FLINK}.source.Flink120TableSourceITCase"),
+    Case(f"{FLINK}.source.Flink120TableSourceBatchITCase"),
+    Case(f"{FLINK}.source.Flink120TableSourceFailOverITCase"),
+    Case(f"{FLINK}.source.Flink120ChangelogVirtualTableITCase"),
+    Case(f"{FLINK}.source.Flink120BinlogVirtualTableITCase"),
+    Case(f"{FLINK}.source.FlussSourceITCase"),
     Case(
         f"{FLINK}.catalog.Flink120CatalogITCase",
         {"auto-partition.check.interval": "3s", "datalake.format": "paimon"},

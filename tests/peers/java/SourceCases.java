@@ -9,3 +9,5 @@ class Flink120TableSourceBatchITCase extends FlinkTableSourceBatchITCase {}
 class Flink120ChangelogVirtualTableITCase extends ChangelogVirtualTableITCase {}
 
 class Flink120BinlogVirtualTableITCase extends BinlogVirtualTableITCase {}
+
+class Flink120TableSourceFailOverITCase extends FlinkTableSourceFailOverITCase {}
