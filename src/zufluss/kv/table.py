@@ -162,7 +162,8 @@ class KvTable:
         """Refuse deletes if the table takes none in this mode, and keys that no row can have."""
         if self.deletes == "DISABLE" and mode != OVERWRITE:
             raise ZuflussError(
-                f"{self.info.path} takes no deletes: its table.delete.behavior is DISABLE",
+                "Delete operations are disabled for this table. The table.delete.behavior is set "
+                f"to 'disable'. So {self.info.path} takes no deletes",
                 code=ErrorCode.DELETION_DISABLED_EXCEPTION,
             )
         if self.key.encoding == "compacted":

@@ -328,7 +328,7 @@ class Replica:
         count = self.kv.row_count
         if count is None:
             raise InvalidTableError(
-                f"Row count is disabled for this table '{self.path.path}': with "
+                f"Row count is disabled for this table '{self.path.path}'. With "
                 "table.changelog.image = WAL a write does not tell whether its key is new; count "
                 "them with a scan"
             )

@@ -99,8 +99,8 @@ class TabletService:
         def by_timestamp(replica: Replica) -> int:
             if timestamp > max(now, replica.log.last_timestamp):
                 raise InvalidTimestampError(
-                    f"timestamp {timestamp} lies in the future of this server (now {now}); "
-                    "use latest instead"
+                    f"the fetch timestamp {timestamp} is larger than the current timestamp {now} "
+                    "of this server; use latest instead"
                 )
             return replica.log.offset_for_timestamp(timestamp, nowait=True)
 
