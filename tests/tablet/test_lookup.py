@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from tests.end_to_end.kv import limit_values, lookup_request, prefix_request
 from tests.tablet.keyed import Keyed, keyed, many
 from tests.tablet.support import TABLE, Connection
+from tests.waiting import WAIT_SECONDS
 from zufluss.errors import ErrorCode, RecordTooLargeError
+from zufluss.kv.hot import order
+from zufluss.kv.hot.order import BaseCopy
 from zufluss.kv.store import KvStore
 from zufluss.net.services import RequestContext
 from zufluss.record.slices import Slices
@@ -22,6 +29,23 @@ from zufluss.wire.codec import decode
 
 SMALL = {"zufluss.kv.lookup.max-answer-size": "64kb"}
 CONTEXT = RequestContext(None, "FLUSS", 0, "test")
+
+
+class SlowSorts:
+    """Sorts keys in their thread when the test says so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, plain: Callable[[BaseCopy], None]) -> None:
+        self._loop = loop
+        self._plain = plain
+        self.begun = asyncio.Event()
+        self.go = threading.Event()
+        self.count = 0
+
+    def sort(self, copy: BaseCopy) -> None:
+        self.count += 1
+        self._loop.call_soon_threadsafe(self.begun.set)
+        assert self.go.wait(WAIT_SECONDS)
+        self._plain(copy)
 
 
 async def looked_up(tablet: Keyed, request: m.LookupRequest) -> list[str | None] | ErrorCode:
@@ -140,6 +164,49 @@ async def test_many_prefixes_are_looked_for_in_few_steps_and_answered_in_order(
         found = await by_prefix(tablet, *names, *names)
         assert found == [[f"text {i}"] if i < 100 else [] for i in range(1000)] * 2
         assert len(steps) <= 1000 / lookup.STEP_PREFIXES + 1
+
+
+@pytest_asyncio.fixture
+async def slow_sorts(monkeypatch: pytest.MonkeyPatch) -> SlowSorts:
+    """Buckets of more than ten keys are sorted beside the worker, when the test says so."""
+    monkeypatch.setattr(order, "SORTED_AT_ONCE", 10)
+    sorts = SlowSorts(asyncio.get_running_loop(), BaseCopy.sort)
+    monkeypatch.setattr(BaseCopy, "sort", lambda copy: sorts.sort(copy))
+    return sorts
+
+
+async def test_many_keys_are_sorted_once_and_puts_go_on_meanwhile(
+    tmp_path: Path, slow_sorts: SlowSorts
+) -> None:
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*many(0, 100))
+        lookups = [asyncio.ensure_future(by_prefix(tablet, b"", b"absent")) for _ in range(3)]
+        await slow_sorts.begun.wait()
+        await tablet.put(*many(100, 110))
+        assert not any(lookup.done() for lookup in lookups)
+        slow_sorts.go.set()
+        for rows, absent in await asyncio.gather(*lookups):
+            assert {f"text {i}" for i in range(100)} <= {*rows} <= {f"text {i}" for i in range(110)}
+            assert absent == []
+        assert slow_sorts.count == 1
+        (everything,) = await by_prefix(tablet, b"")
+        assert len(everything) == 110
+        values = await tablet.server.lookup.first_rows(tablet.replica(), 5)
+        assert len(values) > 1
+
+
+async def test_a_bucket_that_is_dropped_while_its_keys_are_sorted_is_an_error(
+    tmp_path: Path, slow_sorts: SlowSorts
+) -> None:
+    async with keyed(tmp_path) as tablet:
+        await tablet.put(*many(0, 100))
+        request = prefix_request(TABLE, [b""])
+        asked = asyncio.ensure_future(tablet.server.lookup.prefix_lookup(request, CONTEXT))
+        await slow_sorts.begun.wait()
+        await tablet.drop(0)
+        slow_sorts.go.set()
+        (entry,) = decode(m.PrefixLookupResponse, b"".join((await asked).buffers)).buckets_resp
+        assert entry.error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
 
 
 @pytest.mark.parametrize("bound", ["STEP_BYTES", "STEP_PREFIXES", "SCAN_ROWS"])

@@ -98,7 +98,8 @@ class KvStore:
         self.resident = self._cold.empty
         """All rows of the cold tier are in memory too. Once False, False until the next start."""
         self._memtable = Memtable(memory.arena, self._retire)
-        self._order = KeyOrder(self._memtable)
+        self.order = KeyOrder(self._memtable)
+        """The keys in memory in order."""
         self.pins = PinDirectory(directory / PINS_DIRECTORY, files)
         """The pinned states of the bucket."""
         memory.stores.add(self)
@@ -390,7 +391,7 @@ class KvStore:
         self.resident = False
         retired = self._memtable.evict(wanted, self.horizon, self.flushed_offset)
         if not self._memtable.bytes:
-            self._order.forget()
+            self.order.forget()
         return retired
 
     # ------------------------------------------------------------------------------- end of life
@@ -523,7 +524,7 @@ class KvStore:
         self, low: bytes, high: bytes | None, count: int
     ) -> tuple[list[bytes], bytes | None]:
         """Return the first keys in [low, high), `count` or a few more, and where to continue."""
-        hot = self._order.keys_from(low, high, count)
+        hot = self.order.keys_from(low, high, count)
         cold = [] if self.resident else self._cold.keys_from(low, high, count)
         names = sorted({*hot, *cold})
         ends = [part[-1] for part in (hot, cold) if len(part) == count]

@@ -11,15 +11,17 @@ one that was acknowledged.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import structlog
 
 from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError, refusal_of
-from zufluss.kv.hot.order import successor
+from zufluss.kv.hot.order import KeysNotSortedError, successor
 from zufluss.kv.store import SCAN_ROWS, LookupPlaces, RowsTooLargeError, group_keys, hash_keys
 from zufluss.kv.tablet import KvTablet
 from zufluss.net.connection import ServerConnection, check_control_size
@@ -46,6 +48,8 @@ T = TypeVar("T")
 
 KEYS_MAX = 4096
 """Most keys of a request that is answered on the event loop, or of a small answer."""
+SORTS_MAX = 1
+"""Buckets whose keys are sorted at the same time, each with copies of its keys."""
 REQUEST_BYTES = 256 * 1024
 """Largest request that is answered on the event loop."""
 ANSWER_BYTES = 256 * 1024
@@ -93,6 +97,9 @@ class LookupHandler:
         self._tasks = tasks
         self._answers = answers
         self._pending_bytes = 0
+        self._sorting: WeakKeyDictionary[KvTablet, asyncio.Lock] = WeakKeyDictionary()
+        """Locks of tables whose keys are being sorted."""
+        self._sorts = asyncio.Semaphore(SORTS_MAX)
         self._places = LookupPlaces.of(KEYS_MAX)
         self._out = np.empty(ANSWER_BYTES, np.uint8)
 
@@ -209,11 +216,33 @@ class LookupHandler:
         return await self._worked(replica, work)
 
     async def _worked(self, replica: Replica, work: Callable[[KvTablet], T]) -> T:
+        """Run one step in the key-value worker; keys that it needs in order are sorted before."""
+        while True:
+            try:
+                return await self._step(replica, work)
+            except KeysNotSortedError:
+                await self._sort_keys(replica)
+
+    async def _step(self, replica: Replica, work: Callable[[KvTablet], T]) -> T:
         """Run one step in the key-value worker, unless the bucket has been closed meanwhile."""
         if not self._buckets.serves(replica):
             raise self._buckets.why_not(*replica.bucket)
         tablet = replica.tablet
         return await self._kv.call(lambda: work(tablet))
+
+    async def _sort_keys(self, replica: Replica) -> None:
+        """Sort the keys of a bucket beside the worker, or wait until another request has."""
+        lock = self._sorting.setdefault(replica.tablet, asyncio.Lock())
+        another = lock.locked()
+        async with lock:
+            if another:
+                return
+            async with self._sorts:
+                copy = await self._step(replica, lambda tablet: tablet.store.order.begin_base())
+                while await self._step(replica, lambda _: copy.copy_some()):
+                    pass
+                await asyncio.get_running_loop().run_in_executor(None, copy.sort)
+                await self._step(replica, lambda tablet: tablet.store.order.take_base(copy))
 
     async def prefix_lookup(
         self, request: m.PrefixLookupRequest, context: RequestContext
@@ -258,8 +287,9 @@ class LookupHandler:
         def work(tablet: KvTablet) -> int:
             rows = size = 0
             while ranges and rows < SCAN_ROWS and size < STEP_BYTES:
-                prefix, low = ranges.pop()
+                prefix, low = ranges[-1]
                 values, following = tablet.store.page(low, successor(prefix), horizon, room - size)
+                ranges.pop()
                 page = encoded(_for_clients(tablet, values), room - size, listed=True)
                 rows, size = rows + values.count, size + len(page)
                 lists[prefix].append(page)

@@ -503,6 +503,14 @@ class Memtable:
                 parts.append(self._walk(start, segment.used))
         return np.concatenate(parts)
 
+    def versions_in(self, number: int, mark: tuple[int, int]) -> Positions:
+        """Return the entries of a segment before a mark; none if the segment is gone."""
+        for segment in self.segments:
+            if segment.number == number:
+                end = min(segment.used, mark[1]) if number == mark[0] else segment.used
+                return self._walk(segment.start, end)
+        return np.empty(0, np.int64)
+
     def bytes_from(self, offset: int) -> int:
         """Return the bytes of the segments with entries of this log offset or later."""
         return sum(s.used - s.start for s in self.segments if s.newest >= offset)
