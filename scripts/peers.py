@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from scripts.newcomer import free_port
 from zufluss.testing.server import DevServer
 
 PEERS = Path(__file__).parents[1] / "tests" / "peers"
@@ -57,6 +58,8 @@ class Case:
 
     name: str
     properties: dict[str, str] = field(default_factory=dict)
+    sasl: bool = False
+    """The server has a second listener, CLIENT, with the users of Fluss's tests."""
 
     @property
     def short(self) -> str:
@@ -84,7 +87,17 @@ CASES = (
         f"{FLINK}.catalog.Flink120CatalogITCase",
         {"auto-partition.check.interval": "3s", "datalake.format": "paimon"},
     ),
+    Case(
+        f"{FLINK}.procedure.Flink120ProcedureITCase",
+        {"datalake.format": "paimon", "kv.rocksdb.shared-rate-limiter.bytes-per-sec": "100mb"},
+        sasl=True,
+    ),
 )
+USERS = (
+    "org.apache.fluss.security.auth.sasl.plain.PlainLoginModule required"
+    ' user_root="password" user_guest="password2";'
+)
+"""The users of the test of procedures, as it declares them itself."""
 
 
 class PeersError(Exception):
@@ -183,12 +196,22 @@ def run(case: Case, class_path: tuple[Path, Path], folder: Path) -> dict[str, bo
     """Run one class on a server of its own; return whether each of its cases passed."""
     stubs, jars = class_path
     folder.mkdir(parents=True)
-    with DevServer(folder / "data", case.properties) as server:
+    client = f"127.0.0.1:{free_port()}"
+    properties = case.properties
+    if case.sasl:
+        properties = properties | {
+            "bind.listeners": f"FLUSS://127.0.0.1:0,CLIENT://{client}",
+            "security.protocol.map": "CLIENT:sasl",
+            "security.sasl.plain.jaas.config": USERS,
+            "super.users": "User:root",
+        }
+    with DevServer(folder / "data", properties) as server:
         java = [
             "java",
             "-Xmx2g",
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
             f"-Dpeer={server.bootstrap}",
+            f"-Dpeer.CLIENT={client}",
             f"-Dpeer.python={sys.executable}",
             f"-Dlog4j.configurationFile={PEERS / 'log4j2.xml'}",
         ]

@@ -49,8 +49,11 @@ public class FlussClusterExtension implements AfterEachCallback {
         return Peer.clientConfig();
     }
 
+    /** A second listener of the server, if it has one. */
     public Configuration getClientConfig(String listener) {
-        throw refused("a listener of its own");
+        Configuration config = Peer.clientConfig();
+        config.setString("bootstrap.servers", System.getProperty("peer." + listener));
+        return config;
     }
 
     public String getBootstrapServers() {

@@ -3,6 +3,7 @@ package org.apache.fluss.server.zk;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import org.apache.fluss.metadata.PartitionSpec;
 import org.apache.fluss.metadata.TablePath;
 import org.apache.fluss.server.zk.data.PartitionAssignment;
@@ -41,5 +42,11 @@ public class ZooKeeperClient {
     public List<String> getKvSnapshotLeasesList() throws Exception {
         String leases = Peer.zufluss("lease", "list", "--output", "json").strip();
         return leases.equals("[]") ? List.of() : List.of(leases);
+    }
+
+    /** A lease, if it exists, as the JSON of all. */
+    public Optional<Object> getKvSnapshotLeaseMetadata(String id) throws Exception {
+        return Optional.of((Object) Peer.zufluss("lease", "list", "--output", "json"))
+                .filter(leases -> leases.toString().contains(id));
     }
 }
