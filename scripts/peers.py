@@ -83,6 +83,7 @@ CASES = (
     Case(f"{FLINK}.source.Flink120ChangelogVirtualTableITCase"),
     Case(f"{FLINK}.source.Flink120BinlogVirtualTableITCase"),
     Case(f"{FLINK}.source.FlussSourceITCase"),
+    Case(f"{FLINK}.metrics.Flink120MetricsITCase"),
     Case(
         f"{FLINK}.catalog.Flink120CatalogITCase",
         {"auto-partition.check.interval": "3s", "datalake.format": "paimon"},
