@@ -21,7 +21,7 @@ from zufluss.log.manager import COPY_BYTES_MAX
 from zufluss.record.arrow.zstd import ZstdMessages
 from zufluss.record.batch.check import BATCHES_MAX, ContentCheck
 from zufluss.record.header import build_batch, iter_headers
-from zufluss.tablet import produce
+from zufluss.tablet import pending
 from zufluss.tablet.produce import GATHERED_BYTES_MAX
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
@@ -328,7 +328,7 @@ async def test_the_answer_to_many_entries_is_encoded_in_turns(
         lengths.append(len(entries))
         return produce_response(entries)
 
-    monkeypatch.setattr(produce, "produce_response", encoded)
+    monkeypatch.setattr(pending, "produce_response", encoded)
     tablet = await Tablet(tmp_path).start()
     connection = Connection()
     request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)

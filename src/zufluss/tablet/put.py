@@ -57,7 +57,7 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import BucketKey, Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
-from zufluss.tablet.produce import ALL, LongProduce, PendingEntry, PendingProduce, check_acks
+from zufluss.tablet.pending import ALL, LongProduce, PendingEntry, PendingProduce, check_acks
 from zufluss.tablet.refusals import RefusalLog
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m

@@ -51,7 +51,7 @@ from zufluss.model.table import TableBucket
 from zufluss.net.services import RequestContext
 from zufluss.replica.replica import Replica
 from zufluss.tablet.changelog_reader import Changelog, ChangelogReader
-from zufluss.tablet.produce import ALL
+from zufluss.tablet.pending import ALL
 from zufluss.tablet.producers import KnownProducers
 from zufluss.tablet.put import PutHandler, ServerPut
 from zufluss.tablet.remote.context import RemoteContext
