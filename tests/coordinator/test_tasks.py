@@ -77,7 +77,7 @@ async def test_a_failure_that_nobody_waits_for_is_logged() -> None:
 async def test_a_failure_behind_a_caller_that_went_away_is_logged_once(
     problem: Exception, event: str
 ) -> None:
-    """Otherwise asyncio would report a task whose exception nobody retrieved."""
+    """Otherwise asyncio would report that the exception of a task was never retrieved."""
     tasks, go, reports = PendingTasks("test"), asyncio.Event(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
 

@@ -127,7 +127,7 @@ async def test_a_log_that_lost_what_was_acknowledged_is_damaged(tmp_path: Path) 
 async def test_a_small_entry_lost_with_its_commit_file_is_damage_at_every_start(
     tmp_path: Path,
 ) -> None:
-    """No checkpoint covers it, and no segment was synced: only the running server knows of it."""
+    """Neither checkpoint nor synced segment proves the loss; the running server remembers it."""
     server = Server(tmp_path)
     server.append()
     server.sync()

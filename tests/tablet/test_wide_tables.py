@@ -1,4 +1,4 @@
-"""Tables with thousands of columns hold up nobody but those who wait for them."""
+"""Requests about tables with thousands of columns do not delay other requests."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_an_undo_that_fails_half_way_is_done_by_the_next_start(counts: SinkTable
 
 
 def test_a_sink_of_some_columns_leaves_the_others_alone(counts: SinkTable) -> None:
-    """A row goes if nobody else filled a column of it."""
+    """A row is deleted if no other writer has set one of its columns."""
     other = FlinkSink(counts, producer(), columns=(0, 2)).start()
     other.write(HERE, (1, None, "a"))
     job = producer()
