@@ -71,6 +71,7 @@ from zufluss.obs.server import (
     serve_http,
     tiering_samples,
 )
+from zufluss.obs.slow_stop import report_slow_stop, reports_end
 from zufluss.record import kernels
 from zufluss.record.kernels.compiler_memory import release_compiler
 from zufluss.remote.placement import STATE_FILE
@@ -147,7 +148,7 @@ def _run(conf: Configuration, serve: Serve) -> int:
     files = Files()
     for parent in files.make_directories(data_dir):
         files.sync_directory(parent)
-    with _owned(data_dir):
+    with _owned(data_dir), reports_end():
         kernels.warm()
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
@@ -168,8 +169,14 @@ def _close(runner: asyncio.Runner) -> None:
 async def _until_signal(conf: Configuration, serve: Serve) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def begin_to_stop() -> None:
+        if not stop.is_set():
+            stop.set()
+            report_slow_stop(loop)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, begin_to_stop)
     loop.set_default_executor(running_executor())
     with suppress(OSError):  # uvloop starts its threads for names now; this one need not exist
         await loop.getaddrinfo("localhost", 0)

@@ -105,9 +105,18 @@ class ReadyProcess:
         return self.wait()
 
     def wait(self) -> int:
-        """Wait for the process to end by itself (a failpoint); returns the exit code."""
+        """Wait for the process to end by itself (a failpoint); returns the exit code.
+
+        One that hangs is killed; `RuntimeError` says what it printed.
+        """
         assert self.process is not None
-        code = self.process.wait(STOP_SECONDS)
+        try:
+            code = self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RuntimeError(
+                f"the process did not end within {STOP_SECONDS:.0f} s:\n{self.log()}"
+            ) from None
         self._join()
         return code
 
