@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter
 
-from tests.waiting import WAIT_SECONDS
+from tests.waiting import WAIT_SECONDS, eventually
 from zufluss.errors import LogStorageError
 from zufluss.kv.cold.rocks import table_options
 from zufluss.kv.scan import scanner as scanner_module
@@ -260,6 +261,31 @@ def test_states_are_spread_over_processes_and_closed_one_by_one(tmp_path: Path) 
     assert [process.states for process in scanner._processes] == [0, 0]
     scanner.stop()
     assert scanner.process_ids == []
+
+
+def test_a_stop_does_not_wait_for_a_process_that_was_just_being_started(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page may take minutes: a state may consist of deleted rows."""
+    start, silent = subprocess.Popen, [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    starting, go_on = threading.Event(), threading.Event()
+
+    def slowly(command: list[str], **settings: Any) -> subprocess.Popen[bytes]:
+        starting.set()
+        go_on.wait(WAIT_SECONDS)
+        return start(silent, **settings)
+
+    monkeypatch.setattr(subprocess, "Popen", slowly)
+    scanner = Scanner(1)
+    page = scanner.read(state, None, None, ALL, ALL)
+    assert starting.wait(WAIT_SECONDS)
+    stop = threading.Thread(target=scanner.stop)
+    stop.start()
+    eventually(lambda: scanner._processes[0]._stopped, "the stop")
+    go_on.set()
+    stop.join()
+    with pytest.raises(LogStorageError, match="the server stops"):
+        page.result()
 
 
 def test_the_scan_process_ends_with_its_input_and_imports_little() -> None:

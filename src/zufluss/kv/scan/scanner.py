@@ -212,6 +212,8 @@ class ScanProcess:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
             )
             self._process = process
+            if self._stopped:  # `stop` came too early to see this process
+                process.kill()
             _widen(process)
         assert process.stdin is not None
         assert process.stdout is not None
