@@ -104,7 +104,7 @@ class _UndoWriter(AsyncUpsertWriter):
             for place in places:
                 bucket = place.bucket
                 queue = self._queue(place.partition, bucket.partition_id, bucket.bucket_id)
-                await self._append(queue, nothing, self._new_assigner())
+                await self._append(queue, nothing, self._router.new_assigner())
         await self.flush()
 
 

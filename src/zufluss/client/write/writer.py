@@ -37,34 +37,27 @@ from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
-from zufluss.client.core.buckets import BucketAssigner, assigner_of, split_partitions
+from zufluss.client.core.buckets import BucketAssigner, split_partitions
 from zufluss.client.core.budget import MemoryBudget
-from zufluss.client.core.catalog import list_partitions
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.convert import is_stream, single_row, to_batches
 from zufluss.client.core.unsent import LAST_FLUSH_MS, UNSETTLED, WRITERS, note, warn
+from zufluss.client.write.router import Router
 from zufluss.client.write.rows import ROWS_PER_CHECK, RowBuffer, RowChunk, UnfitRow
 from zufluss.client.write.sender import BucketQueue, PendingBatch, SendableBatch, Sender, WriteCall
 from zufluss.errors import (
     ConfigError,
     PartitionNotExistError,
     RequestTimeoutError,
-    TableNotExistError,
     UnsentRowsError,
     ZuflussError,
     error,
     reason_of,
 )
-from zufluss.model.partition import spec_of
 from zufluss.model.table import TableBucket, TableInfo
-from zufluss.wire import messages as m
-from zufluss.wire.api import ApiKey
-from zufluss.wire.tables import path_to_proto
 
 FULL: Final = 0.75
 """An open batch with this fraction of `client.writer.batch-size` is full: more would exceed it."""
-THREAD_ROWS_MIN: Final = 4_096
-"""Batches of fewer rows are hashed and split on the event loop, not in a thread."""
 
 
 class Identity(NamedTuple):
@@ -118,7 +111,7 @@ class BatchWriter:
         writer_id = None if identity is None else identity.writer_id
         self._sender = Sender(connection, info, call, self._finished, writer_id)
         self._budget = MemoryBudget(self._options.buffer_bytes)
-        self._assigners: dict[str | None, BucketAssigner] = {}
+        self._router = Router(connection, info, None if identity is None else identity.seed)
         self._queues: dict[tuple[str | None, int], BucketQueue] = {}
         self._open: dict[BucketQueue, _OpenBatch] = {}
         self._open_bytes = 0
@@ -529,71 +522,16 @@ class BatchWriter:
 
     async def _route_partition(self, partition: str | None, chunk: RowChunk) -> None:
         try:
-            partition_id = await self._partition_id(partition, create=not chunk.delete)
+            partition_id = await self._router.partition_id(partition, create=not chunk.delete)
         except PartitionNotExistError:
             if chunk.delete:
                 return  # a missing partition has no rows to delete
             raise
-        assigner = self._assigners.get(partition)
-        if assigner is None:
-            assigner = self._new_assigner()
-            self._assigners[partition] = assigner
-        for piece in _slices(chunk.rows, self._options.batch_bytes * self._fan_out):
-            for bucket, part in await self._assign(assigner, piece):
+        assigner = self._router.assigner(partition)
+        for piece in self._router.pieces(chunk.rows):
+            for bucket, rows in await self._router.assign(assigner, piece):
                 queue = self._queue(partition, partition_id, bucket)
-                await self._append(queue, RowChunk(part, chunk.delete), assigner)
-
-    def _new_assigner(self) -> BucketAssigner:
-        seed = None if self._identity is None else self._identity.seed
-        return assigner_of(self.info, self._options, seed)
-
-    async def _assign(
-        self, assigner: BucketAssigner, rows: pa.RecordBatch
-    ) -> Iterable[tuple[int, pa.RecordBatch]]:
-        """Assign rows to buckets; large batches in a thread, so that sending continues."""
-        if not self.info.bucket_keys or rows.num_rows < THREAD_ROWS_MIN:
-            return assigner.assign(rows)
-        return await self._connection.in_thread(lambda: list(assigner.assign(rows)))
-
-    @property
-    def _fan_out(self) -> int:
-        """Number of buckets over which one piece of input is spread."""
-        return self.info.bucket_count if self.info.bucket_keys else 1
-
-    async def _partition_id(self, name: str | None, *, create: bool) -> int | None:
-        if name is None:
-            return None
-        partition = self._connection.metadata.partitions.get((self.info.table_id, name))
-        if partition is not None:
-            return partition.partition_id
-        if create and self._options.create_partitions and not await self._exists(name):
-            await self._create_partition(name)
-        try:
-            return (await self._connection.partition(self.info, name)).partition_id
-        except PartitionNotExistError as e:
-            now = self._connection.metadata.tables.get(self.info.path)
-            if now is not None and now.table_id != self.info.table_id:
-                raise TableNotExistError(
-                    f"table {self.info.path} was dropped and created again; open it anew"
-                ) from e
-            raise PartitionNotExistError(
-                f"table {self.info.path} has no partition {name!r}; create it, or allow "
-                "client.writer.dynamic-create-partition.enabled"
-            ) from e
-
-    async def _exists(self, name: str) -> bool:
-        """Whether the partition exists; metadata may lag behind the coordinator."""
-        spec = spec_of(self.info.partition_keys, name)
-        partitions = await list_partitions(self._connection, self.info.path, spec)
-        return any(partition.name == name for partition in partitions)
-
-    async def _create_partition(self, name: str) -> None:
-        request = m.CreatePartitionRequest(
-            table_path=path_to_proto(self.info.path), ignore_if_not_exists=True
-        )
-        for key, value in spec_of(self.info.partition_keys, name).items():
-            request.partition_spec.partition_key_values.add(key=key, value=value)
-        await self._connection.call_coordinator(ApiKey.CREATE_PARTITION, request)
+                await self._append(queue, RowChunk(rows, chunk.delete), assigner)
 
     def _queue(self, name: str | None, partition_id: int | None, bucket: int) -> BucketQueue:
         queue = self._queues.get((name, bucket))
@@ -705,14 +643,3 @@ class BatchWriter:
 
 def _row_count(chunk: RowChunk | UnfitRow) -> int:
     return 1 if isinstance(chunk, UnfitRow) else chunk.rows.num_rows
-
-
-def _slices(rows: pa.RecordBatch, slice_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Cut rows into even slices of about `slice_bytes`; fewer rows are returned uncut."""
-    count = min(round(rows.nbytes / slice_bytes), rows.num_rows)
-    if count <= 1:
-        yield rows
-        return
-    step = -(-rows.num_rows // count)
-    for start in range(0, rows.num_rows, step):
-        yield rows.slice(start, step)
