@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from scripts.spark_classes import options as quick_java
 from tests.counts import FULL
-from tests.servers import WarmServer
+from tests.servers import Apart, WarmServer
 from zufluss.remote import cloud
 from zufluss.testing.s3 import S3Server
 from zufluss.testing.server import DevServer
@@ -58,22 +58,48 @@ def dev_server(
 
 
 @pytest.fixture
-def new_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., DevServer]]:
-    """Starts servers that belong to one test: `new_server({"key": "value"})`."""
+def own_servers(request: pytest.FixtureRequest) -> Iterator[Callable[[DevServer], None]]:
+    """Starts a server, which ends with the test and whose output belongs into its report."""
     known = request.config.stash.setdefault(SERVERS, [])
     with ExitStack() as stack:
 
-        def start(
-            properties: Mapping[str, str] | None = None, data_dir: Path | None = None
-        ) -> DevServer:
-            server = WarmServer(data_dir or tmp_path_factory.mktemp("server"), properties)
+        def start(server: DevServer) -> None:
             known.append(server)
             stack.callback(known.remove, server)
-            return stack.enter_context(server)
+            stack.enter_context(server)
 
         yield start
+
+
+@pytest.fixture
+def new_server(
+    own_servers: Callable[[DevServer], None], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., DevServer]:
+    """Starts servers that belong to one test: `new_server({"key": "value"})`."""
+
+    def start(
+        properties: Mapping[str, str] | None = None, data_dir: Path | None = None
+    ) -> DevServer:
+        server = WarmServer(data_dir or tmp_path_factory.mktemp("server"), properties)
+        own_servers(server)
+        return server
+
+    return start
+
+
+@pytest.fixture
+def new_apart(
+    own_servers: Callable[[DevServer], None], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Apart]:
+    """Starts the roles in two processes that belong to one test: `new_apart({"key": "value"})`."""
+
+    def start(properties: Mapping[str, str] | None = None) -> Apart:
+        servers = Apart.in_directory(tmp_path_factory.mktemp("apart"), properties)
+        for server in servers:
+            own_servers(server)
+        return servers
+
+    return start
 
 
 @pytest.fixture(scope="session")

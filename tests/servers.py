@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, NamedTuple, Self, TextIO
 
 import yaml
 
@@ -119,6 +119,20 @@ class RoleServer(WarmServer):
         }
         self._config.write_text(yaml.safe_dump(settings))
         return [*self.command, "--config", str(self._config)]
+
+
+class Apart(NamedTuple):
+    """The roles in two processes."""
+
+    coordinator: RoleServer
+    tablet: RoleServer
+
+    @classmethod
+    def in_directory(cls, directory: Path, properties: Mapping[str, str] | None = None) -> Self:
+        """Two servers with these properties, not started."""
+        coordinator = RoleServer("coordinator", directory, properties or {})
+        address = {"zufluss.coordinator.address": coordinator.bootstrap}
+        return cls(coordinator, RoleServer("tablet", directory, {**(properties or {}), **address}))
 
 
 def free_port() -> int:

@@ -13,20 +13,17 @@ from __future__ import annotations
 import random
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
 
 import zufluss
-from tests.conftest import SERVERS
 from tests.counts import rounds
 from tests.end_to_end.raw import RawClient
-from tests.servers import RoleServer
+from tests.servers import Apart
 from tests.waiting import eventually
 from zufluss.client.sync.connection import Connection
 from zufluss.errors import ErrorCode
@@ -56,35 +53,6 @@ REFUSED = {
     ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
     ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION,
 }
-
-
-class Apart(NamedTuple):
-    """Two processes, and the directory of their remote location."""
-
-    coordinator: RoleServer
-    tablet: RoleServer
-    remote: Path
-
-
-@pytest.fixture
-def apart(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Apart]:
-    remote = tmp_path / "remote"
-    settings = {
-        "remote.data.dirs": str(remote),
-        "log.segment.file-size": "1kb",
-        "kv.snapshot.interval": "100ms",
-        "remote.log.task-interval-duration": "100ms",
-    }
-    coordinator = RoleServer("coordinator", tmp_path, settings)
-    address = {"zufluss.coordinator.address": coordinator.bootstrap}
-    tablet = RoleServer("tablet", tmp_path, {**settings, **address})
-    known = request.config.stash.setdefault(SERVERS, [])
-    with ExitStack() as stack:
-        for server in (coordinator, tablet):
-            known.append(server)
-            stack.callback(known.remove, server)
-            stack.enter_context(server)
-        yield Apart(coordinator, tablet, remote)
 
 
 class Written:
@@ -194,14 +162,23 @@ class Liar:
         return answer.error.code
 
 
-def test_no_commit_that_is_not_true_loses_a_row(apart: Apart, rng: random.Random) -> None:
+def test_no_commit_that_is_not_true_loses_a_row(
+    new_apart: Callable[..., Apart], tmp_path: Path, rng: random.Random
+) -> None:
+    settings = {
+        "remote.data.dirs": str(tmp_path),
+        "log.segment.file-size": "1kb",
+        "kv.snapshot.interval": "100ms",
+        "remote.log.task-interval-duration": "100ms",
+    }
+    coordinator, tablet = new_apart(settings)
     codes: set[ErrorCode | None] = set()
-    with zufluss.connect(apart.coordinator.bootstrap) as connection:
+    with zufluss.connect(coordinator.bootstrap) as connection:
         written = Written(connection)
         for _ in range(10):  # segments are closed, so that they are copied
             written.write()
-        with RawClient(apart.coordinator.port) as raw:
-            liar = Liar(raw, apart.remote, written.table_ids, rng)
+        with RawClient(coordinator.port) as raw:
+            liar = Liar(raw, tmp_path, written.table_ids, rng)
             eventually(lambda: liar.known(KEYED).next_snapshot_id > 0, "a first snapshot")
             eventually(lambda: liar.known(LOGGED).HasField("manifest_path"), "a first manifest")
             for number in range(REQUESTS):
@@ -218,10 +195,10 @@ def test_no_commit_that_is_not_true_loses_a_row(apart: Apart, rng: random.Random
             end = liar.known(LOGGED).remote_end_offset
             assert 0 < end <= written.rows
         written.check()
-        apart.tablet.kill()
-        for directory in apart.tablet.data_dir.glob(f"fluss/{KEYED}-*"):
+        tablet.kill()
+        for directory in tablet.data_dir.glob(f"fluss/{KEYED}-*"):
             shutil.rmtree(directory)  # the log continues where the coordinator says
-        apart.tablet.start()
+        tablet.start()
         written.check()
         written.write()
         written.check()

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable
 
 import fluss
 import pytest
 
-from tests.conftest import SERVERS
 from tests.counts import rounds
 from tests.end_to_end.helpers import append, connected, create, ids, read_arrow
 from tests.fault.history import History, violations
@@ -31,35 +27,17 @@ from tests.fault.load import (
     create_target,
     read_all,
 )
-from tests.servers import RoleServer
+from tests.servers import Apart
 from zufluss.errors import ZuflussError
 
 SMALL = {"log.segment.file-size": "256kb"}
 
 
-class Cluster(NamedTuple):
-    """Two processes."""
-
-    coordinator: RoleServer
-    tablet: RoleServer
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    coordinator = RoleServer("coordinator", tmp_path, {})
-    address = {"zufluss.coordinator.address": coordinator.bootstrap}
-    tablet = RoleServer("tablet", tmp_path, {**SMALL, **address})
-    known = request.config.stash.setdefault(SERVERS, [])
-    with ExitStack() as stack:
-        for server in (coordinator, tablet):
-            known.append(server)
-            stack.callback(known.remove, server)
-            stack.enter_context(server)
-        yield Cluster(coordinator, tablet)
-
-
-async def test_pyfluss_works_with_the_roles_in_two_processes(cluster: Cluster) -> None:
-    for bootstrap in (cluster.coordinator.bootstrap, cluster.tablet.bootstrap):
+async def test_pyfluss_works_with_the_roles_in_two_processes(
+    new_apart: Callable[..., Apart],
+) -> None:
+    apart = new_apart()
+    for bootstrap in (apart.coordinator.bootstrap, apart.tablet.bootstrap):
         async with connected(bootstrap) as conn:
             path = fluss.TablePath("fluss", f"t{bootstrap[-5:]}")
             table = await create(conn, path, bucket_count=2)
@@ -70,9 +48,9 @@ async def test_pyfluss_works_with_the_roles_in_two_processes(cluster: Cluster) -
 
 @pytest.mark.slow
 def test_either_process_may_be_killed_and_clients_go_on(
-    cluster: Cluster, rng: random.Random
+    new_apart: Callable[..., Apart], rng: random.Random
 ) -> None:
-    coordinator, tablet = cluster
+    coordinator, tablet = new_apart(SMALL)
     targets = [create_target(coordinator.port, "t", 2)]
     history = History()
     load = Load(tablet.port, history)

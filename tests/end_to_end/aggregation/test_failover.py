@@ -7,21 +7,18 @@ leader would. Fences and locks hold at every moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import zufluss
 from tests.client.relay import Relay
-from tests.conftest import SERVERS
 from tests.counts import rounds
 from tests.end_to_end.aggregation.producers import Epoch, init
 from tests.end_to_end.aggregation.recovery import SUM, column_of, create, put_plain
 from tests.end_to_end.raw import ConnectionEndedError, RawClient
-from tests.servers import RoleServer, WarmServer
+from tests.servers import Apart, WarmServer
 from tests.waiting import eventually
 from zufluss.client.sync.table import Table
 from zufluss.errors import (
@@ -31,27 +28,7 @@ from zufluss.errors import (
     ProducerFencedError,
     ZuflussError,
 )
-
-
-class Cluster(NamedTuple):
-    """Two processes."""
-
-    coordinator: RoleServer
-    tablet: RoleServer
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    coordinator = RoleServer("coordinator", tmp_path, {})
-    address = {"zufluss.coordinator.address": coordinator.bootstrap}
-    tablet = RoleServer("tablet", tmp_path, address)
-    known = request.config.stash.setdefault(SERVERS, [])
-    with ExitStack() as stack:
-        for server in (coordinator, tablet):
-            known.append(server)
-            stack.callback(known.remove, server)
-            stack.enter_context(server)
-        yield Cluster(coordinator, tablet)
+from zufluss.testing.server import DevServer
 
 
 def again(server: WarmServer) -> None:
@@ -83,8 +60,10 @@ def put(server: WarmServer, epoch: Epoch, *rows: tuple[int, int]) -> ErrorCode:
         return epoch.put(*rows)
 
 
-def test_a_coordinator_that_was_killed_knows_epochs_and_locks(cluster: Cluster) -> None:
-    coordinator, tablet = cluster
+def test_a_coordinator_that_was_killed_knows_epochs_and_locks(
+    new_apart: Callable[..., Apart],
+) -> None:
+    coordinator, tablet = new_apart()
     with zufluss.connect(coordinator.bootstrap) as conn:
         table = create(conn, SUM, buckets=1)
         old = begin(coordinator, table)
@@ -109,9 +88,9 @@ def test_a_coordinator_that_was_killed_knows_epochs_and_locks(cluster: Cluster) 
 
 
 def test_a_leader_that_was_killed_rejects_the_old_epoch_from_its_first_put_on(
-    cluster: Cluster,
+    new_apart: Callable[..., Apart],
 ) -> None:
-    coordinator, tablet = cluster
+    coordinator, tablet = new_apart()
     with zufluss.connect(coordinator.bootstrap) as conn:
         table = create(conn, SUM, buckets=1)
         old = begin(coordinator, table)
@@ -149,8 +128,10 @@ def served(tablet: WarmServer, table: Table) -> bool:
     return True
 
 
-def test_an_exactly_once_writer_goes_on_over_both_failovers(cluster: Cluster) -> None:
-    coordinator, tablet = cluster
+def test_an_exactly_once_writer_goes_on_over_both_failovers(
+    new_apart: Callable[..., Apart],
+) -> None:
+    coordinator, tablet = new_apart()
     with zufluss.connect(coordinator.bootstrap) as conn:
         table = create(conn, SUM, buckets=2)
         old = table.exactly_once_writer("job")
@@ -195,17 +176,16 @@ class Deaf(Relay):
 
 
 @pytest.fixture
-def deaf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Deaf, WarmServer]]:
+def deaf(
+    own_servers: Callable[[DevServer], None], tmp_path: Path
+) -> Iterator[tuple[Deaf, WarmServer]]:
     """A server whose clients connect through a relay."""
     with Deaf() as relay:
         advertised = {"advertised.listeners": f"FLUSS://{relay.bootstrap}"}
         server = WarmServer(tmp_path / "server", advertised)
         relay.target = server.port
-        known = request.config.stash.setdefault(SERVERS, [])
-        known.append(server)
-        with server:
-            yield relay, server
-        known.remove(server)
+        own_servers(server)
+        yield relay, server
 
 
 def test_a_writer_whose_acknowledgement_is_lost_sends_again_and_counts_once(
