@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 import zufluss
-from tests.conftest import SERVERS
 from tests.counts import FULL
-from tests.servers import RoleServer
+from tests.servers import Apart
 from tests.waiting import eventually
 from zufluss.errors import ZuflussError
 from zufluss.log.files import KILL_AT_VARIABLE, STEPS
@@ -132,26 +131,19 @@ def test_a_damaged_file_in_remote_storage_refuses_the_bucket_and_names_the_file(
 
 
 def test_a_tablet_server_of_its_own_that_lost_its_disk_gets_its_buckets_back(
-    request: pytest.FixtureRequest, tmp_path: Path
+    new_apart: Callable[..., Apart], tmp_path: Path
 ) -> None:
     remote = locations(tmp_path, 2)
-    coordinator = RoleServer("coordinator", tmp_path, remote)
-    address = {"zufluss.coordinator.address": coordinator.bootstrap}
-    tablet = RoleServer("tablet", tmp_path, OFTEN | remote | address)
-    known = request.config.stash.setdefault(SERVERS, [])
-    with coordinator, tablet:
-        known += [coordinator, tablet]
-        create(coordinator)
-        upsert(coordinator, {i: f"row {i}" for i in range(100)})
-        eventually(lambda: newest_offset(tablet) >= 100)
-        tablet.kill()
-        lose_disk(tablet)
-        tablet.start()
-        assert found(coordinator, range(200)) == {i: f"row {i}" for i in range(100)}
-        upsert(coordinator, {7: "after"})
-        eventually(lambda: newest_offset(tablet) >= 102)
-    known.remove(coordinator)
-    known.remove(tablet)
+    coordinator, tablet = new_apart(OFTEN | remote)
+    create(coordinator)
+    upsert(coordinator, {i: f"row {i}" for i in range(100)})
+    eventually(lambda: newest_offset(tablet) >= 100)
+    tablet.kill()
+    lose_disk(tablet)
+    tablet.start()
+    assert found(coordinator, range(200)) == {i: f"row {i}" for i in range(100)}
+    upsert(coordinator, {7: "after"})
+    eventually(lambda: newest_offset(tablet) >= 102)
 
 
 @pytest.mark.parametrize("step", SNAPSHOT_STEPS if FULL else SNAPSHOT_STEPS[-1:])

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import zufluss
-from tests.conftest import SERVERS
 from tests.fault.test_kv_snapshots import OFTEN, create, newest_offset, upsert
-from tests.servers import RoleServer
+from tests.servers import Apart, RoleServer
 from tests.waiting import eventually
 from zufluss.remote.layout import CLUSTER
 from zufluss.remote.marker import to_json
 
 
 def test_a_tablet_server_writes_nothing_where_the_marker_is_anothers(
-    request: pytest.FixtureRequest, tmp_path: Path
+    new_apart: Callable[..., Apart], tmp_path: Path
 ) -> None:
     root = tmp_path / "remote"
     remote = {"remote.data.dir": str(root), "zufluss.remote.probe-interval": "100ms"}
-    coordinator = RoleServer("coordinator", tmp_path, remote)
-    address = {"zufluss.coordinator.address": coordinator.bootstrap}
-    tablet = RoleServer("tablet", tmp_path, OFTEN | remote | address)
-    known = request.config.stash.setdefault(SERVERS, [])
-    with coordinator, tablet:
-        known += [coordinator, tablet]
-        ours = (root / CLUSTER).read_bytes()
-        (root / CLUSTER).write_bytes(to_json("another"))
-        create(coordinator)
-        upsert(coordinator, {1: "row"})
-        eventually(lambda: "belongs to cluster another" in str(errors(coordinator)))
-        assert [p.name for p in root.rglob("*") if p.is_file()] == [CLUSTER]
-        (root / CLUSTER).write_bytes(ours)
-        eventually(lambda: newest_offset(tablet) >= 1)
-    known.remove(coordinator)
-    known.remove(tablet)
+    coordinator, tablet = new_apart(OFTEN | remote)
+    ours = (root / CLUSTER).read_bytes()
+    (root / CLUSTER).write_bytes(to_json("another"))
+    create(coordinator)
+    upsert(coordinator, {1: "row"})
+    eventually(lambda: "belongs to cluster another" in str(errors(coordinator)))
+    assert [p.name for p in root.rglob("*") if p.is_file()] == [CLUSTER]
+    (root / CLUSTER).write_bytes(ours)
+    eventually(lambda: newest_offset(tablet) >= 1)
 
 
 def errors(server: RoleServer) -> list[str | None]:
