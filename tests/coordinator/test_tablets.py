@@ -116,13 +116,12 @@ async def test_the_assignments_of_a_server_are_all_its_buckets() -> None:
     assert assignments(image, 3) == []
 
 
-def test_placement_spreads_leaders_and_never_puts_two_replicas_on_one_server() -> None:
-    states = place(6, 2, [3, 1, 2], start=1)
-    assert [state.replicas for state in states] == [(2, 3), (3, 1), (1, 2)] * 2
-    assert all(state.leader == state.replicas[0] for state in states)
-    assert all(state.isr == state.replicas for state in states)
-    with pytest.raises(InvalidReplicationFactorError, match="there are 1"):
-        place(1, 2, [1], start=0)
+def test_placement_spreads_buckets_over_the_servers() -> None:
+    states = place(6, [3, 1, 2], start=1)
+    assert [state.leader for state in states] == [2, 3, 1] * 2
+    assert all(state.replicas == state.isr == (state.leader,) for state in states)
+    with pytest.raises(InvalidReplicationFactorError, match="available tablet servers: 0"):
+        place(1, [], start=0)
 
 
 class Wire:

@@ -184,7 +184,14 @@ def test_more_replicas_than_live_servers_are_refused() -> None:
     ) as caught:
         made(table({"replication.factor": "2"}), live=1)
     assert caught.value.code.value == 17
-    assert made(table({"replication.factor": "2"}), live=2)
+
+
+def test_a_second_replica_is_refused_however_many_servers_there_are() -> None:
+    """Each of them would lead the bucket and acknowledge writes of its own."""
+    expected = "Replication factor: 2 larger than 1: .* Set table.replication.factor, or .* to 1"
+    with pytest.raises(ZuflussError, match=expected) as caught:
+        made(table({"replication.factor": "2"}), live=3)
+    assert caught.value.code.value == 17
 
 
 @pytest.mark.parametrize(

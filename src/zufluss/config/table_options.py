@@ -27,7 +27,7 @@ from zufluss.lake_formats import LAKE_FORMATS
 TABLE_REPLICATION_FACTOR = int_option(
     "table.replication.factor",
     None,
-    "The number of replicas of each bucket; not more than there are tablet servers.",
+    "The number of replicas of each bucket. More than 1 is refused: nothing would copy the bucket.",
     minimum=1,
     maximum=INT32_MAX,
     default_text="`default.replication.factor`",

@@ -48,6 +48,9 @@ from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TablePath
 from zufluss.model.types import NESTED, Root, check_unique
 
+REPLICAS_MAX = 1
+"""Most replicas of a bucket. A second server would lead the bucket, too, and both would acknowledge
+writes, because nothing copies a bucket between servers."""
 KV_FORMAT_VERSION = "2"
 """The newest version of the key encoding, given to new primary-key tables."""
 RESERVED_COLUMNS = (
@@ -440,5 +443,12 @@ def _check_replication(descriptor: TableDescriptor, live_servers: int | None) ->
     if live_servers is not None and factor > live_servers:
         raise InvalidReplicationFactorError(
             f"Replication factor: {factor} larger than available tablet servers: {live_servers}. "
-            f"Lower {key}, or start more servers"
+            f"Set {key} to {REPLICAS_MAX}"
+        )
+    if live_servers is not None and factor > REPLICAS_MAX:
+        raise InvalidReplicationFactorError(
+            f"Replication factor: {factor} larger than {REPLICAS_MAX}: in this version nothing "
+            f"would copy a bucket to a second server. Set {key}, or "
+            f"{server.DEFAULT_REPLICATION_FACTOR.key} of the coordinator, to {REPLICAS_MAX}; "
+            "remote.data.dirs keeps copies of log segments and snapshots in remote storage"
         )

@@ -47,7 +47,6 @@ from zufluss.cluster.image import (
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.config import options
 from zufluss.config.load import Configuration
-from zufluss.config.table_options import TABLE_REPLICATION_FACTOR
 from zufluss.coordinator import records
 from zufluss.coordinator.catalog import auto_increment
 from zufluss.coordinator.catalog.placement import place
@@ -482,8 +481,7 @@ class Catalog:
             raise
 
     def _place(self, info: TableInfo, start: int) -> tuple[BucketState, ...]:
-        factor = info.property(TABLE_REPLICATION_FACTOR)
-        return place(info.bucket_count, factor, self.image.tablets, start)
+        return place(info.bucket_count, self.image.tablets, start)
 
     def _drop_table_ops(self, entry: TableEntry) -> list[Op]:
         return records.drop_table(entry, self.image.partitions(entry.info.table_id).values())

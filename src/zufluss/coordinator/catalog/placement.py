@@ -1,8 +1,7 @@
-"""Which tablet servers hold a new bucket.
+"""Which tablet server holds a new bucket.
 
-A pure function. Round robin over the servers: bucket after bucket the next server leads, and the
-servers after it follow. Tables start at different servers, so that tables with one bucket do not
-all meet on the first one.
+A pure function. Round robin over the servers: bucket after bucket the next server leads. Tables
+start at different servers, so that tables with one bucket do not all meet on the first one.
 """
 
 from __future__ import annotations
@@ -13,21 +12,16 @@ from zufluss.cluster.image import BucketState
 from zufluss.errors import InvalidReplicationFactorError
 
 
-def place(
-    bucket_count: int, replication_factor: int, servers: Iterable[int], start: int
-) -> tuple[BucketState, ...]:
+def place(bucket_count: int, servers: Iterable[int], start: int) -> tuple[BucketState, ...]:
     """The state of each bucket of a new table or partition; `start` turns the round robin."""
     ring = sorted(servers)
-    if replication_factor > len(ring):
+    if not ring:
         raise InvalidReplicationFactorError(
-            f"replication factor {replication_factor} needs as many tablet servers, there are "
-            f"{len(ring)}; lower table.replication.factor or start more servers"
+            "Replication factor: 1 larger than available tablet servers: 0. Start one, and try "
+            "again"
         )
-    return tuple(
-        _state(tuple(ring[(start + i + k) % len(ring)] for k in range(replication_factor)))
-        for i in range(bucket_count)
-    )
+    return tuple(_led_by(ring[(start + number) % len(ring)]) for number in range(bucket_count))
 
 
-def _state(replicas: tuple[int, ...]) -> BucketState:
-    return BucketState(replicas=replicas, leader=replicas[0], isr=replicas)
+def _led_by(server: int) -> BucketState:
+    return BucketState(replicas=(server,), leader=server, isr=(server,))
