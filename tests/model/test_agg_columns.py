@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zufluss.config import Configuration
-from zufluss.errors import ConfigError, InvalidAlterTableError, InvalidTableError, ZuflussError
+from zufluss.errors import ConfigError, InvalidTableError, ZuflussError
 from zufluss.model import types as t
 from zufluss.model.aggregate import FUNCTIONS, AggFunction
 from zufluss.model.alter import NewColumn, PropertyChange, TableChanges, alter_table
@@ -332,25 +332,13 @@ def test_the_text_of_a_column_parses_back(
     assert Schema.from_json(schema.to_json_bytes()) == schema
 
 
-def test_a_column_of_first_value_cannot_be_added() -> None:
+def test_first_value_keeps_its_name_also_in_a_column_that_is_added() -> None:
+    """Fluss's clients compare the function with the one that they declared."""
     column = NewColumn("seen", t.BIGINT, agg_function=AggFunction("first_value"))
-    with pytest.raises(InvalidAlterTableError, match=r"'seen' .* use first_value_ignore_nulls"):
-        alter_table(descriptor("v INT SUM"), TableChanges(add_columns=[column]), CONF)
-
-
-IGNORED = Configuration.of({"zufluss.aggregation.first-value": "ignore-nulls"})
-
-
-def test_first_value_ignores_nulls_where_the_cluster_says_so() -> None:
-    made = complete(descriptor("a INT FIRST_VALUE, b INT SUM"), IGNORED)
-    assert [str(c.agg_function) for c in made.schema.columns[1:]] == [
-        "FIRST_VALUE_IGNORE_NULLS",
-        "SUM",
-    ]
-    column = NewColumn("seen", t.BIGINT, agg_function=AggFunction("first_value"))
-    kept = descriptor("a INT FIRST_VALUE")
-    after = alter_table(kept, TableChanges(add_columns=[column]), IGNORED).schema
-    assert [str(c.agg_function) for c in after.columns[1:]] == [
-        "FIRST_VALUE",
-        "FIRST_VALUE_IGNORE_NULLS",
-    ], "columns that are there keep their meaning"
+    table = descriptor("a INT FIRST_VALUE, b INT FIRST_VALUE_IGNORE_NULLS")
+    after = alter_table(made(table), TableChanges(add_columns=[column]), CONF)
+    assert functions(after) == {
+        "a": "FIRST_VALUE",
+        "b": "FIRST_VALUE_IGNORE_NULLS",
+        "seen": "FIRST_VALUE",
+    }

@@ -322,15 +322,6 @@ ZUFLUSS_AGGREGATION_DEFAULT_FUNCTION = string_option(
     "that do not set it. `last_value_ignore_nulls` is the behaviour of Fluss, for clients that "
     "name no functions.",
 )
-ZUFLUSS_AGGREGATION_FIRST_VALUE = enum_option(
-    "zufluss.aggregation.first-value",
-    "keep-nulls",
-    "What `first_value` means in new tables and columns. `keep-nulls` keeps a NULL that came "
-    "first, so every put must have the column. `ignore-nulls` declares `first_value_ignore_nulls` "
-    "instead, which is what Fluss carries out: puts may leave the column out, and it can be added "
-    "later.",
-    allowed=("keep-nulls", "ignore-nulls"),
-)
 MAX_BUCKET_NUM = int_option(
     "max.bucket.num",
     4096,

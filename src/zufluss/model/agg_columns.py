@@ -15,8 +15,7 @@ function, but not different ones. On tables with other engines custom properties
 except `fields.<column>.agg` of an existing column, which is refused: the engine was forgotten.
 
 Every column outside the primary key has a function. An auto-increment column keeps its first
-number: its function is `first_value_ignore_nulls`, which is also what `first_value` becomes in a
-cluster that says so (`zufluss.aggregation.first-value`). All refusals have code 39.
+number: its function is `first_value_ignore_nulls`. All refusals have code 39.
 """
 
 from __future__ import annotations
@@ -25,15 +24,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from zufluss.config import Configuration
-from zufluss.config import options as server
 from zufluss.config import table_options as o
 from zufluss.config.nearest import suggestion
 from zufluss.errors import ConfigError
 from zufluss.model.aggregate import (
     BY,
     DELIMITER,
-    FIRST_VALUE,
     FIRST_VALUE_IGNORE_NULLS,
     FLOATS,
     FUNCTIONS,
@@ -209,26 +205,6 @@ def _with_parameter(column: Column, function: AggFunction, option: FieldOption) 
                 f"{parameters[key]!r:.80} already; keep one of them"
             )
     return AggFunction(function.type, tuple(parameters.items()))
-
-
-def with_first_values(schema: Schema, conf: Configuration, *, since: int = 0) -> Schema:
-    """The schema whose columns from `since` on have the meaning of first_value of the cluster."""
-    if conf.get(server.ZUFLUSS_AGGREGATION_FIRST_VALUE) == "keep-nulls":
-        return schema
-    return _with_columns(
-        schema,
-        [
-            _ignoring_nulls(column) if i >= since else column
-            for i, column in enumerate(schema.columns)
-        ],
-    )
-
-
-def _ignoring_nulls(column: Column) -> Column:
-    function = column.agg_function
-    if function is None or function.type != FIRST_VALUE:
-        return column
-    return replace(column, agg_function=replace(function, type=FIRST_VALUE_IGNORE_NULLS))
 
 
 def check_agg_functions(schema: Schema, properties: Mapping[str, str], engine: str | None) -> None:

@@ -9,8 +9,7 @@
 | max_by, min_by | any | by = a column of max, min | see below | | | same |
 | last_value | any | | taken | | | same |
 | last_value_ignore_nulls | any | | ignored | | | same |
-| first_value | any | | kept if it is the first | | | same |
-| first_value_ignore_nulls | any | | ignored | | | same |
+| first_value, first_value_ignore_nulls | any | | ignored | | | same |
 | listagg, string_agg | texts | delimiter, limit, overflow = error, truncate | ignored | | | |
 | array_agg | ARRAY | limit, overflow = error, truncate | ignored; elements kept | | | |
 | collect | ARRAY | limit, overflow = error, truncate | ignored; one element kept | | | same |
@@ -49,7 +48,6 @@ OVERFLOW: Final = "overflow"
 LIMIT: Final = "limit"
 DELIMITER: Final = "delimiter"
 BY: Final = "by"
-FIRST_VALUE: Final = "first_value"
 FIRST_VALUE_IGNORE_NULLS: Final = "first_value_ignore_nulls"
 
 _LOWER = frozenset({OVERFLOW, IGNORE_RETRACT})
@@ -138,7 +136,7 @@ FUNCTIONS: Final[Mapping[str, FunctionTraits]] = MappingProxyType(
         "min_by": FunctionTraits(ANY, _BY, idempotent=True),
         "last_value": _SAME,
         "last_value_ignore_nulls": _SAME,
-        FIRST_VALUE: _SAME,
+        "first_value": _SAME,
         "first_value_ignore_nulls": _SAME,
         "listagg": FunctionTraits(TEXTS, _LISTED),
         "string_agg": FunctionTraits(TEXTS, _LISTED),

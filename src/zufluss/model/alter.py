@@ -20,13 +20,8 @@ from zufluss.config import options as server
 from zufluss.config import table_options as o
 from zufluss.config.nearest import suggestion
 from zufluss.errors import InvalidAlterTableError, InvalidTableError
-from zufluss.model.agg_columns import (
-    check_agg_functions,
-    declare,
-    is_field_option,
-    with_first_values,
-)
-from zufluss.model.aggregate import FIRST_VALUE, AggFunction
+from zufluss.model.agg_columns import check_agg_functions, declare, is_field_option
+from zufluss.model.aggregate import AggFunction
 from zufluss.model.merge import merge_engine
 from zufluss.model.partition import plain
 from zufluss.model.schema import Column
@@ -112,7 +107,7 @@ def alter_table(
         )
     if changes.add_columns:
         return add_columns(
-            descriptor, changes.add_columns, _field_options(changes.properties, descriptor), conf
+            descriptor, changes.add_columns, _field_options(changes.properties, descriptor)
         )
     return alter_properties(descriptor, changes.properties, conf)
 
@@ -219,7 +214,6 @@ def add_columns(
     descriptor: TableDescriptor,
     columns: Sequence[NewColumn],
     options: Mapping[str, str] = MappingProxyType({}),
-    conf: Configuration | None = None,
 ) -> TableDescriptor:
     """The descriptor with columns at the end; `options` are their `fields.*`. Raises 56."""
     names = set(descriptor.schema.names)
@@ -250,18 +244,4 @@ def add_columns(
     default = properties.get(o.TABLE_MERGE_ENGINE_AGGREGATION_DEFAULT_FUNCTION.key)
     schema = declare(schema, options, default, engine, [column.name for column in columns])
     check_agg_functions(schema, properties, engine)
-    if conf is not None:
-        schema = with_first_values(schema, conf, since=len(descriptor.schema.columns))
-    _check_added(schema.columns[len(descriptor.schema.columns) :])
     return replace(descriptor, schema=schema)
-
-
-def _check_added(columns: Sequence[Column]) -> None:
-    """Refuse first_value: a rewritten old row would have a NULL that looks like a first value."""
-    for column in columns:
-        if column.agg_function is not None and column.agg_function.type == FIRST_VALUE:
-            raise InvalidAlterTableError(
-                f"column {column.name!r:.80} cannot be added with first_value, which keeps a NULL "
-                "that came first: rows written before have none; use first_value_ignore_nulls, or "
-                f"set {server.ZUFLUSS_AGGREGATION_FIRST_VALUE.key} = ignore-nulls on the servers"
-            )

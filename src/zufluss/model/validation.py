@@ -39,7 +39,6 @@ from zufluss.model.agg_columns import (
     declare,
     merge_field_options,
     take_field_options,
-    with_first_values,
 )
 from zufluss.model.auto_partition import AutoPartition, time_format, time_zone
 from zufluss.model.merge import check_merge_engine, merge_engine
@@ -90,7 +89,6 @@ def complete(descriptor: TableDescriptor, conf: Configuration) -> TableDescripto
     """The descriptor with every default of the server filled in, as it is stored."""
     check_keys(descriptor)
     descriptor = with_functions(_with_default_function(descriptor, conf))
-    descriptor = replace(descriptor, schema=with_first_values(descriptor.schema, conf))
     properties = without_cluster_lake(descriptor.properties, conf)
     factor = conf.get(server.DEFAULT_REPLICATION_FACTOR)
     properties.setdefault(o.TABLE_REPLICATION_FACTOR.key, str(factor))

@@ -252,7 +252,7 @@ def _of_values(function: str, kind: str, values: Sequence[Any]) -> Any:
             return min(values, key=order)
         case "last_value_ignore_nulls":
             return values[-1]
-        case "first_value_ignore_nulls":
+        case "first_value" | "first_value_ignore_nulls":
             return values[0]
         case "listagg" | "string_agg":
             return ",".join(values)
@@ -300,8 +300,6 @@ def value_of(function: str, kind: str, inputs: Sequence[Any], deciding: Sequence
         return _by(function, inputs, deciding)
     if function == "last_value":
         return inputs[-1]
-    if function == "first_value":
-        return inputs[0]
     values = [value for value in inputs if value is not None]
     if function == "count":
         return len(values)

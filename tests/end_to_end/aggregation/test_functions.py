@@ -191,4 +191,4 @@ async def test_what_a_client_of_fluss_writes_and_reads_is_aggregated(
         await upsert(theirs, rows[2])
         found = await lookup(theirs, [1])
     assert found == table.lookup(1)
-    assert tuple(found.values())[1:] == (-2, 2, 1.5, "a,b", None, "y", False, [1, 2, 3])
+    assert tuple(found.values())[1:] == (-2, 2, 1.5, "a,b", "late", "y", False, [1, 2, 3])

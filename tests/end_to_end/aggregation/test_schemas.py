@@ -29,7 +29,6 @@ from zufluss.client.sync.table import Table
 from zufluss.errors import (
     ColumnLockedError,
     ErrorCode,
-    InvalidAlterTableError,
     InvalidTargetColumnError,
 )
 from zufluss.testing.server import DevServer
@@ -163,19 +162,19 @@ def test_a_put_without_the_key_or_of_a_table_with_not_null_columns_is_refused(
 # -- added columns -------------------------------------------------------------------------------
 
 NEW = (
-    "s BIGINT SUM, p INT PRODUCT, c INT COUNT, hi DOUBLE MAX, lo DATE MIN, "
+    "s BIGINT SUM, p INT PRODUCT, c INT COUNT, hi DOUBLE MAX, lo DATE MIN, f STRING FIRST_VALUE, "
     "fi STRING FIRST_VALUE_IGNORE_NULLS, l STRING LAST_VALUE, li STRING LAST_VALUE_IGNORE_NULLS, "
     "ls STRING LISTAGG, a ARRAY<INT> ARRAY_AGG, co ARRAY<INT> COLLECT, yes BOOLEAN BOOL_AND, "
     "mb STRING MAX_BY(by = hi)"
 )
-NOTHING = (None,) * 13
+NOTHING = (None,) * 14
 
 
 def filled(number: int, text: str) -> tuple[Any, ...]:
     """A value for every column of `NEW`."""
     day = dt.date(2024, 1, number)
     lists = ([number], [number])
-    return (number, number, number, number / 2, day, *[text] * 4, *lists, True, text)
+    return (number, number, number, number / 2, day, *[text] * 5, *lists, True, text)
 
 
 def test_an_added_column_of_any_function_is_null_and_old_rows_merge_right(
@@ -189,8 +188,8 @@ def test_an_added_column_of_any_function_is_null_and_old_rows_merge_right(
     put(new, (1, None, *filled(2, "b")), (4, 9, *filled(2, "z")))
     put(new, (2, None, *NOTHING))
     day = dt.date(2024, 1, 2)
-    merged = (5, 6, 2, 1.5, day, "a", "b", "b", "a,b", [3, 2], [3, 2], True, "a")
-    fresh = (2, 2, 1, 1.0, day, "z", "z", "z", "z", [2], [2], True, "z")
+    merged = (5, 6, 2, 1.5, day, "a", "a", "b", "b", "a,b", [3, 2], [3, 2], True, "a")
+    fresh = (2, 2, 1, 1.0, day, *["z"] * 5, [2], [2], True, "z")
     assert values(new, 1) == (6, *merged)
     assert values(new, 4) == (9, *fresh)
     assert values(new, 2) == (6, None, None, 0, *NOTHING[3:]), "its rows are counted from now on"
@@ -202,15 +201,8 @@ def test_an_added_column_of_any_function_is_null_and_old_rows_merge_right(
     after = changes(new)[3:5]
     assert [tuple(row.values()) for _, row in after] == [
         (1, 5, *NOTHING),
-        (1, 6, 3, 3, 1, 1.5, dt.date(2024, 1, 3), *["a"] * 4, [3], [3], True, "a"),
+        (1, 6, 3, 3, 1, 1.5, dt.date(2024, 1, 3), *["a"] * 5, [3], [3], True, "a"),
     ], "the image before has the new columns too"
-
-
-def test_a_column_of_first_value_cannot_be_added(conn: Connection) -> None:
-    table = aggregated(conn, "n BIGINT SUM")
-    with pytest.raises(InvalidAlterTableError, match="use first_value_ignore_nulls"):
-        added(conn, table, "f STRING FIRST_VALUE")
-    assert conn.table(str(table.path)).schema.names == table.schema.names
 
 
 def test_writers_of_the_old_schema_leave_new_columns_as_they_are(conn: Connection) -> None:
@@ -251,32 +243,3 @@ def test_columns_added_twice_get_the_default_and_survive_kill_9(
         assert [values(table, key) for key in (1, 2)] == [(6, "a", None), (6, "b", 4)]
         put(table, (1, 1, None, 3), (2, 1, "c", 3))
         assert [values(table, key) for key in (1, 2)] == [(7, None, 3), (7, "c", 4)]
-
-
-def test_puts_may_leave_first_values_out_where_the_cluster_ignores_nulls_as_fluss_does(
-    new_server: Callable[..., DevServer],
-) -> None:
-    """The same puts have the same results on a real Fluss; they survive a kill -9."""
-    server = new_server(
-        {"zufluss.aggregation.first-value": "ignore-nulls", "kv.snapshot.interval": "200ms"}
-    )
-    with zufluss.connect(server.bootstrap) as connection:
-        table = aggregated(connection, "a STRING FIRST_VALUE, b INT SUM")
-        put(table, (1, 5), columns=["k", "b"])
-        assert values(table, 1) == (None, 5)
-        put(table, (1, None), columns=["k", "a"])
-        put(table, (1, "x"), columns=["k", "a"])
-        put(table, (2, None, 1))
-        put(table, (3, 7), columns=["k", "b"])
-        path = table.info.path
-    server.kill()
-    server.start()
-    with zufluss.connect(server.bootstrap) as connection:
-        table = connection.table(path)
-        put(table, (1, "y"), (3, "z"), columns=["k", "a"])
-        put(table, (2, "x", 1))
-        assert [values(table, key) for key in (1, 2, 3)] == [("x", 5), ("x", 2), ("z", 7)]
-        table = added(connection, table, "c STRING FIRST_VALUE")
-        put(table, (1, "new"), columns=["k", "c"])
-        put(table, (1, "later"), columns=["k", "c"])
-        assert values(table, 1) == ("x", 5, "new")

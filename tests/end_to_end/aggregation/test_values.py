@@ -1,4 +1,4 @@
-"""First values, overflow, zeros and NaN, lists, nested arrays, bitmaps."""
+"""Overflow, zeros and NaN, lists, nested arrays, bitmaps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.end_to_end.kv import Codec, kv_batch, upsert
 from tests.end_to_end.raw import RawClient
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
-from zufluss.errors import AggregationError, InvalidTargetColumnError
+from zufluss.errors import AggregationError
 from zufluss.model.merge import MergeMode
 from zufluss.model.schema import Schema
 from zufluss.testing.server import DevServer
@@ -45,36 +45,6 @@ def refuses(raw: RawClient, table: Table, key: Any, row: tuple[Any, ...], messag
     assert values(table, key) == before
     assert values(table, key + 1000) is None
     assert end_offset(raw, table) == end
-
-
-# -- first values --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("together", [True, False], ids=["one batch", "three puts"])
-def test_first_value_keeps_a_leading_null_and_first_value_ignore_nulls_does_not(
-    conn: Connection, together: bool
-) -> None:
-    table = aggregated(
-        conn, "a STRING FIRST_VALUE, b STRING FIRST_VALUE_IGNORE_NULLS, n INT FIRST_VALUE"
-    )
-    rows = [(1, None, None, None), (1, "x", "y", 7), (1, "later", "later", 8)]
-    for few in [rows] if together else [[row] for row in rows]:
-        put(table, *few)
-    assert values(table, 1) == (None, "y", None)
-    put(table, (2, "x", "y", 0), (2, None, None, None))
-    assert values(table, 2) == ("x", "y", 0)
-
-
-def test_a_put_that_leaves_a_first_value_out_is_refused_so_that_it_is_never_unset(
-    conn: Connection,
-) -> None:
-    table = aggregated(conn, "a STRING FIRST_VALUE, b STRING FIRST_VALUE_IGNORE_NULLS")
-    with pytest.raises(InvalidTargetColumnError, match=r"'a'.*first_value_ignore_nulls"):
-        put(table, (1, "y"), columns=["k", "b"])
-    assert values(table, 1) is None
-    put(table, (1, None), columns=["k", "a"])
-    put(table, (1, "late", "y"))
-    assert values(table, 1) == (None, "y")
 
 
 # -- overflow ------------------------------------------------------------------------------------

@@ -143,16 +143,6 @@ def test_a_partial_put_needs_the_key_and_nullable_columns(make: Make) -> None:
         fixed.put((1, 2, None), targets=["k", "n"])
 
 
-def test_a_leading_null_is_a_first_value_but_not_where_nulls_are_ignored(make: Make) -> None:
-    bucket = make(
-        schema_of(column("f", "INT", "first_value"), column("g", "INT", "first_value_ignore_nulls"))
-    )
-    bucket.put((1, None, None), (1, 7, 8), (1, 9, 9))
-    assert bucket.rows((1,)) == [(1, None, 8)]
-    with pytest.raises(InvalidTargetColumnError, match=r"'f'.*first_value_ignore_nulls"):
-        bucket.put((1, None, 3), targets=["k", "g"])
-
-
 def test_max_by_and_its_column_are_written_together(make: Make) -> None:
     bucket = make(
         schema_of(
@@ -295,8 +285,8 @@ def test_an_added_column_begins_with_null_and_old_rows_merge(make: Make) -> None
         (BEFORE, (3, 5, "a", None, None, None)),
         (AFTER, (3, 5, "a", 0, None, None)),
     ]
-    bucket.put((3, None, None, None, 9, None))
-    assert bucket.rows((3,)) == [(3, 5, "a", 0, None, None)], "NULL was the first value"
+    bucket.put((3, None, None, None, 9, None), (3, None, None, None, 8, None))
+    assert bucket.rows((3,)) == [(3, 5, "a", 0, 9, None)], "NULL was no first value"
 
 
 def test_an_auto_increment_column_is_filled_for_new_keys(make: Make) -> None:

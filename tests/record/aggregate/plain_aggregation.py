@@ -147,8 +147,6 @@ def after(step: Step) -> Any:
         return _whole((step.state or 0) + (step.value is not None), step)
     if name == "last_value":
         return step.value
-    if name == "first_value":
-        return step.state if step.exists else step.value
     if name in ("max_by", "min_by"):
         return _by(step)
     if step.value is None:
@@ -187,7 +185,7 @@ def _added(step: Step) -> Any:
     name, state, value = step.function.type, step.state, step.value
     if name == "last_value_ignore_nulls":
         return value
-    if name == "first_value_ignore_nulls":
+    if name in ("first_value", "first_value_ignore_nulls"):
         return state
     if name in ("max", "bool_or"):
         return value if rank(value) > rank(state) else state

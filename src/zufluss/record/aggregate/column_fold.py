@@ -31,7 +31,6 @@ from zufluss.record.aggregate.opcodes import (
     ASSIGN,
     BY,
     DELETE,
-    FIRST,
     INSERT,
     KEEP,
     KEY,
@@ -70,7 +69,6 @@ _NOTHING = -2
 _IN = types.Array(types.int64, 1, "C", readonly=True)
 _LINES = types.Array(types.int64, 2, "C", readonly=True)
 _LINES_OUT = types.Array(types.int64, 2, "C")
-_COUNTS = types.Array(types.int32, 1, "C", readonly=True)
 _BYTES_OUT = types.Array(types.uint8, 1, "C")
 _RESULT = types.UniTuple(types.int64, 3)
 _LINE_BYTES, _FACT_BYTES = 8 * LINE, 8 * FACTS
@@ -81,8 +79,6 @@ class ColumnFold(NamedTuple):
 
     op: Any
     wrap: Any
-    index: Any
-    """Number of the column."""
     width: Any
     """Width of its values, see `cells.py`."""
     line: Any
@@ -169,17 +165,15 @@ def _order(fold: Any, state_number: Any, input_row: Any) -> Any:
 
 
 @kernel(inline=True)
-def _choose(op: Any, exists: Any, unset: Any, state_null: Any, input_null: Any, order: Any) -> Any:
+def _choose(op: Any, exists: Any, state_null: Any, input_null: Any, order: Any) -> Any:
     """Which value a record with a row leaves behind, if none has to be computed.
 
-    `order` is the comparison of input and state. `unset`: the column is younger than the row.
+    `order` is the comparison of input and state.
     """
     if op in (KEEP, ASSIGN):
         return _STATE if exists else _NULL
     if not exists or op in (LAST, KEY):
         return _INPUT
-    if op == FIRST:
-        return _INPUT if unset else _STATE
     if op == MAX_BY:
         return _INPUT if order >= 0 else _STATE
     if op == MIN_BY:
@@ -202,7 +196,6 @@ def _decide(
     state_null: Any,
     input_row: Any,
     input_null: Any,
-    unset: Any,
 ) -> Any:
     """Fault, which value the record leaves behind, and the two words of a computed one."""
     op, zero = fold.op, np.int64(0)
@@ -218,20 +211,12 @@ def _decide(
     order = zero
     if state_number >= 0 and op in (MAX, MIN, MAX_BY, MIN_BY):
         order = _order(fold, state_number, input_row)
-    choice = _choose(op, state_number >= 0, unset, state_null, input_null, order)
+    choice = _choose(op, state_number >= 0, state_null, input_null, order)
     return zero, np.int64(choice), zero, zero
 
 
-@kernel(inline=True)
-def _is_unset(fold: Any, state_number: Any, counts: Any) -> Any:
-    """Whether the stored row was written before a FIRST column was added: it has no first value."""
-    if fold.op != FIRST or state_number < 0 or state_number >= fold.source.rows:
-        return False
-    return len(counts) > 0 and counts[state_number] <= fold.index
-
-
 @kernel()
-def _fold_column(fold: Any, records: Any, counts: Any, ids: Any, may_be_null: Any) -> Any:
+def _fold_column(fold: Any, records: Any, ids: Any, may_be_null: Any) -> Any:
     """Write one column of the result rows; returns fault and record.
 
     `may_be_null` spares the look at validity bitmaps while the column has no NULL at all.
@@ -257,30 +242,28 @@ def _fold_column(fold: Any, records: Any, counts: Any, ids: Any, may_be_null: An
                 row += 1
         # The row after: decide which value it has, then write that and note a change.
         input_null = input_row < 0 or (may_be_null and not is_valid(fold.source.valid, input_row))
-        unset = _is_unset(fold, state_number, counts)
         fault, choice, low, high = _decide(
-            fold, state, state_row, state_number, state_null, input_row, input_null, unset
+            fold, state, state_row, state_number, state_null, input_row, input_null
         )
         if fault:
             return fault, np.int64(record)
         if fold.op == ASSIGN and state_number < 0 and input_row >= 0:
             choice, low = np.int64(_COMPUTED), ids[ids_used]
             ids_used += 1
-        changed = unset and input_row >= 0
+        changed = False
         if choice == _NULL or (choice == _INPUT and input_null):
             if peek_i64(fold.line + 8 * NOT_NULL):
                 return np.int64(NULL_STATE), np.int64(record)
             _put_null(fold, row)
             may_be_null = True
-            changed = changed or not state_null
+            changed = not state_null
         elif choice == _STATE:
             placed += _put_state(fold, state, state_row, state_null, row)
         else:
             placed += _put_new(fold, choice, input_row, low, high, row)
             # Another column may have marked the row already, which spares the comparison.
             if kind == UPDATE_BEFORE and peek_u8(records.keep + row) == 0:
-                changed = changed or state_null
-                changed = changed or not is_same(
+                changed = state_null or not is_same(
                     fold.width, fold.data, fold.result, row, state, state_row
                 )
         if changed and kind == UPDATE_BEFORE:
@@ -293,7 +276,7 @@ def _fold_column(fold: Any, records: Any, counts: Any, ids: Any, may_be_null: An
 @kernel(
     _RESULT(
         BYTES, _LINES, _LINES, _IN, BYTES, types.int64, _BYTES_OUT, types.int64, _LINES_OUT, _IN,
-        _IN, _IN, BYTES, _COUNTS, types.int64, _IN, _BYTES_OUT, _LINES, types.boolean,
+        _IN, _IN, BYTES, types.int64, _IN, _BYTES_OUT, _LINES, types.boolean,
     ),
 )  # fmt: skip
 def fold(
@@ -310,7 +293,6 @@ def fold(
     prev: Any,
     at: Any,
     kinds: Any,
-    counts: Any,
     written: Any,
     ids: Any,
     keep: Any,
@@ -319,9 +301,9 @@ def fold(
 ) -> Any:
     """Write all columns of the result rows that are no `OUTSIDE`; returns fault, column, record.
 
-    `columns` gives the order; `counts` has the number of fields of each source row. Columns from
-    `written` on are not in the records, whose schema is older. `ids` are the numbers for ASSIGN.
-    `begun`: some result rows are there already, so the cells must not be cleared.
+    `columns` gives the order. Columns from `written` on are not in the records, whose schema is
+    older. `ids` are the numbers for ASSIGN. `begun`: some result rows are there already, so the
+    cells must not be cleared.
     """
     fields, lines, notes = len(ops), address_of(program), address_of(facts)
     of, to = address_of(source_cells), address_of(result_cells)
@@ -341,7 +323,7 @@ def fold(
         line, fact = lines + _LINE_BYTES * index, notes + _FACT_BYTES * index
         by = ops[index, BY] if op in (MAX_BY, MIN_BY) else np.int64(index)
         column = ColumnFold(
-            op, ops[index, WRAP], index, width_of(line), line, fact, address_of(data),
+            op, ops[index, WRAP], width_of(line), line, fact, address_of(data),
             column_of(lines, fields, of, sources, index),
             column_of(lines, fields, to, results, index),
             lines + _LINE_BYTES * by,
@@ -349,7 +331,7 @@ def fold(
             column_of(lines, fields, to, results, by),
         )  # fmt: skip
         may_be_null = source_facts[index, NULLS] != 0 or facts[index, NULLS] != 0
-        fault, record = _fold_column(column, records, counts, ids, may_be_null)
+        fault, record = _fold_column(column, records, ids, may_be_null)
         if fault:
             return fault, index, record
     return np.int64(0), np.int64(0), np.int64(0)

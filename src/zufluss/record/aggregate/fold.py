@@ -150,8 +150,7 @@ class Aggregator:
         fault, column, record = fold(
             sources.rows.data, codec.plan.program, ops.lines, ops.order, sources.cells,
             sources.count, results.cells, plan.results, results.facts, batch.new, plan.prev,
-            plan.at, plan.kinds, sources.field_counts, batch.written, ids, plan.keep,
-            sources.facts, False,
+            plan.at, plan.kinds, batch.written, ids, plan.keep, sources.facts, False,
         )  # fmt: skip
         if fault:
             raise self._refusal(sources, _row_of(batch, record), column, fault)
@@ -202,8 +201,7 @@ class Aggregator:
         fault, column, record = fold(
             sources.rows.data, codec.plan.program, ops.lines, ops.order, sources.cells,
             sources.count, results.cells, plan.results, results.facts, new, prev, at, plan.kinds,
-            sources.field_counts, len(ops.lines), _NONE, plan.keep, sources.facts,
-            plan.inserts > 0,
+            len(ops.lines), _NONE, plan.keep, sources.facts, plan.inserts > 0,
         )  # fmt: skip
         if fault:
             raise self._refusal(sources, int(new[record]), column, fault)

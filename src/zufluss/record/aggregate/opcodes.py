@@ -12,9 +12,9 @@ column's aggregation function and the mode of the put; `column_fold.py` carries 
 
 from __future__ import annotations
 
-KEEP, KEY, LAST, LAST_SET, FIRST, FIRST_SET, MAX, MIN, MAX_BY, MIN_BY = range(10)
-SUM, SUBTRACT, PRODUCT, DIVIDE, COUNT, UNCOUNT, ASSIGN, OUTSIDE = range(10, 18)
-AS_CAME = (KEY, LAST, LAST_SET, FIRST, FIRST_SET, MAX, MIN, MAX_BY, MIN_BY, SUM, PRODUCT)
+KEEP, KEY, LAST, LAST_SET, FIRST_SET, MAX, MIN, MAX_BY, MIN_BY = range(9)
+SUM, SUBTRACT, PRODUCT, DIVIDE, COUNT, UNCOUNT, ASSIGN, OUTSIDE = range(9, 17)
+AS_CAME = (KEY, LAST, LAST_SET, FIRST_SET, MAX, MIN, MAX_BY, MIN_BY, SUM, PRODUCT)
 """Operations whose state after the first value of a key is that value, NULL or not."""
 
 OP, BY, WRAP = range(3)

@@ -1,6 +1,8 @@
 """Functions that choose one value of the key: the first, the last, the greatest, the least.
 
-`bool_and` is the least of flags and `bool_or` the greatest.
+`bool_and` is the least of flags and `bool_or` the greatest. `first_value` and
+`first_value_ignore_nulls` are one function under two names, as in Fluss: a NULL is no first value,
+because a stored NULL looks the same whether a put wrote it or left the column out.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from zufluss.record.aggregate.functions import Builder, always
 PICKS: Final[Mapping[str, Builder]] = {
     "last_value": always(op.LAST),
     "last_value_ignore_nulls": always(op.LAST_SET),
-    "first_value": always(op.FIRST),
+    "first_value": always(op.FIRST_SET),
     "first_value_ignore_nulls": always(op.FIRST_SET),
     "max": always(op.MAX),
     "min": always(op.MIN),

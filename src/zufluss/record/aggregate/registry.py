@@ -116,18 +116,11 @@ def _operation(
 
 
 def check_targets(schema: Schema, targets: Set[int]) -> None:
-    """Raise `InvalidTargetColumnError` if a put of these columns lacks one that it needs."""
+    """Raise `InvalidTargetColumnError` if only one of a column and its `by` is written."""
     for i, column in enumerate(schema.columns):
         function = column.agg_function
         if function is None:
             continue
-        if function.type == "first_value" and i not in targets:
-            raise InvalidTargetColumnError(
-                f"column {column.name!r} is aggregated by first_value and must be in every put, "
-                "since the first put of a key sets it; write it too, or use "
-                "first_value_ignore_nulls, which new tables do for first_value with "
-                "zufluss.aggregation.first-value = ignore-nulls on the servers"
-            )
         by = function.parameter(BY)
         if by is not None and (i in targets) != (schema.index_of(by) in targets):
             raise InvalidTargetColumnError(
