@@ -84,9 +84,9 @@ REFUSED: list[tuple[bytes, int, str]] = [
     (request([]), 15, "'primary_key' is empty; name its columns, or leave it out"),
     (request(["x"]), 15, "primary key column 'x' does not exist"),
     (request(["k", "k"]), 15, "given twice"),
-    (request(["k", "list"]), 15, "ARRAY, MAP and ROW cannot be keys"),
-    (request(["map"]), 15, "ARRAY, MAP and ROW cannot be keys"),
-    (request(["row"]), 15, "ARRAY, MAP and ROW cannot be keys"),
+    (request(["k", "list"]), 15, r"does not support types: \[ARRAY, MAP, ROW\]"),
+    (request(["map"]), 15, r"does not support types: \[ARRAY, MAP, ROW\]"),
+    (request(["row"]), 15, r"does not support types: \[ARRAY, MAP, ROW\]"),
     # partition and bucket key
     (request(["k"], partitions=("s",)), 15, "add it to the primary key"),
     (request(["k"], partitions=("k",)), 15, "partition keys only"),

@@ -61,7 +61,7 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     (table({"log.tll": "3d"}), 39, "did you mean table.log.ttl"),
     (table({"log.format": "CSV"}), 39, "allowed: ARROW, INDEXED, COMPACTED"),
     (table({"replication.factor": "0"}), 39, "at least 1|1 to"),
-    (table({"log.arrow.compression.zstd.level": "23"}), 39, "1 to 22"),
+    (table({"log.arrow.compression.zstd.level": "23"}), 39, "between 1 and 22"),
     (table({"kv.format-version": "3"}, PK), 39, "1 to 2"),
     (table({"log.tiered.local-segments": "0"}), 39, "local-segments"),
     (table({"log.ttl": "1d", "log.local-ttl": "2d"}), 39, "longer than table.log.ttl"),
@@ -84,16 +84,16 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     (table(bucket_count=4097), 49, "max.bucket.num"),
     (table(bucket_keys=("x",)), 15, "column 'x' does not exist"),
     (table(bucket_keys=("k", "k")), 15, "bucket key k is given twice"),
-    (table(bucket_keys=("arr",)), 15, "ARRAY, MAP and ROW cannot be keys"),
+    (table(bucket_keys=("arr",)), 15, r"types: \[ARRAY, MAP, ROW\]\.$"),
     (table(bucket_keys=("s",), partition_keys=("s",)), 15, "leave it out of the bucket key"),
     (table(None, PK, bucket_keys=("s",)), 15, "not in the primary key"),
-    (table(None, ("arr",)), 15, "primary key column 'arr'"),
+    (table(None, ("arr",)), 15, "Primary key column 'arr'"),
     (table(None, PK, partition_keys=("s",)), 15, "add it to the primary key"),
     (table(None, ("s",), partition_keys=("s",)), 15, "partition keys only"),
     # partition keys
     (table(partition_keys=("x",)), 15, "column 'x' does not exist"),
-    (table(partition_keys=("n",)), 15, "cannot be partition keys"),
-    (table(partition_keys=("arr",)), 15, "cannot be partition keys"),
+    (table(partition_keys=("n",)), 15, "supported partition key type are"),
+    (table(partition_keys=("arr",)), 15, "supported partition key type are"),
     (table(partition_keys=("s", "s")), 15, "partition key s is given twice"),
     # columns
     (TableDescriptor(Schema(())), 15, "no columns"),
@@ -128,7 +128,7 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     # auto-partition
     (table(AUTO), 39, "only supported for partitioned table"),
     (table({**AUTO, "auto-partition.time-unit": "WEEK"}, partition_keys=("s",)), 39, "HOUR"),
-    (table(AUTO, partition_keys=("s", "k")), 15, "one of the partition keys s, k"),
+    (table(AUTO, partition_keys=("s", "k")), 15, "set one auto partition key"),
     (
         table({**AUTO, "auto-partition.key": "k"}, partition_keys=("s",)),
         15,
@@ -176,6 +176,54 @@ def test_a_broken_rule_is_refused_with_its_code_and_the_way_out(
     found, text = refused(descriptor)
     assert found == code, text
     assert re.search(message, text), text
+
+
+PARTITIONS = (
+    "Currently, partitioned table supported partition key type are [CHAR, STRING, BOOLEAN, BINARY, "
+    "BYTES, TINYINT, SMALLINT, INTEGER, DATE, TIME_WITHOUT_TIME_ZONE, BIGINT, FLOAT, DOUBLE, "
+    "TIMESTAMP_WITHOUT_TIME_ZONE, TIMESTAMP_WITH_LOCAL_TIME_ZONE], but got partition key 'r' with "
+    "data type ROW<`a` INT>."
+)
+SEVERAL = {"partition_keys": ("s", "d")}
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "whole"),
+    [
+        (
+            table(None, ("k", "arr"), partition_keys=("arr",)),
+            "Primary key column 'arr' has unsupported data type ARRAY<INT> NOT NULL. Currently, "
+            "primary key column does not support types: [ARRAY, MAP, ROW].",
+        ),
+        (
+            table(columns="k INT, m MAP<STRING, STRING>", bucket_keys=("m",)),
+            "Bucket key column 'm' has unsupported data type MAP<STRING NOT NULL, STRING>. "
+            "Currently, bucket key column does not support types: [ARRAY, MAP, ROW].",
+        ),
+        (table(columns="k INT, r ROW<a INT>", partition_keys=("r",)), PARTITIONS),
+        (
+            table({"log.arrow.compression.zstd.level": "0"}),
+            "Invalid ZSTD compression level: 0. Expected a value between 1 and 22.",
+        ),
+        (
+            table(AUTO, **SEVERAL),
+            "Currently, auto partitioned table must set one auto partition key when it has "
+            "multiple partition keys. Please set table property 'table.auto-partition.key'.",
+        ),
+        (
+            table(
+                {**AUTO, "auto-partition.key": "s", "auto-partition.num-precreate": "2"}, **SEVERAL
+            ),
+            "For a partitioned table with multiple partition keys, auto pre-create is unsupported "
+            "and this value must be set to 0, but is 2",
+        ),
+    ],
+)
+def test_refusals_that_connectors_compare_as_a_whole_are_fluss_s_own(
+    descriptor: TableDescriptor, whole: str
+) -> None:
+    """FlinkComplexTypeITCase and FlinkCatalogITCase do."""
+    assert refused(descriptor)[1] == whole
 
 
 def test_more_replicas_than_live_servers_are_refused() -> None:

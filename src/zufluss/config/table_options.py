@@ -47,9 +47,7 @@ TABLE_LOG_ARROW_COMPRESSION_TYPE = enum_option(
 TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL = int_option(
     "table.log.arrow.compression.zstd.level",
     3,
-    "The level of ZSTD compression. pyfluss accepts 3 only.",
-    minimum=1,
-    maximum=22,
+    "The level of ZSTD compression, 1 to 22. pyfluss accepts 3 only.",
 )
 TABLE_LOG_TTL = duration_option(
     "table.log.ttl",

@@ -378,6 +378,23 @@ def quote_name(name: str) -> str:
     return name if plain else "`" + name.replace("`", "``") + "`"
 
 
+def fluss_text(data_type: DataType) -> str:
+    """The type as messages of Fluss show it: the name of every field of a ROW is in back-quotes."""
+    match data_type:
+        case ArrayType():
+            text = f"ARRAY<{fluss_text(data_type.element)}>"
+        case MapType():
+            text = f"MAP<{fluss_text(data_type.key)}, {fluss_text(data_type.value)}>"
+        case RowType():
+            fields = (
+                (f.name.replace("`", "``"), fluss_text(f.data_type)) for f in data_type.fields
+            )
+            text = f"ROW<{', '.join(f'`{name}` {type_}' for name, type_ in fields)}>"
+        case _:
+            return str(data_type)
+    return text if data_type.nullable else f"{text} NOT NULL"
+
+
 def comment_clause(comment: str | None) -> str:
     """The ` COMMENT '…'` clause, or nothing."""
     return "" if comment is None else " COMMENT '" + comment.replace("'", "''") + "'"

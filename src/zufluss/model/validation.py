@@ -17,7 +17,7 @@ A message says what was wrong, what is allowed and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,7 @@ from zufluss.model.merge import check_merge_engine, merge_engine
 from zufluss.model.partition import PARTITION_KEY_ROOTS, name_problem, plain
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor, TablePath
-from zufluss.model.types import NESTED, Root, check_unique
+from zufluss.model.types import NESTED, Root, check_unique, fluss_text
 
 REPLICAS_MAX = 1
 """Most replicas of a bucket. A second server would lead the bucket, too, and both would acknowledge
@@ -61,6 +61,15 @@ RESERVED_COLUMNS = (
     "_commit_timestamp",
 )
 """Names the system uses beside the columns of a table."""
+_FLUSS_ORDER = (
+    *(Root.CHAR, Root.STRING, Root.BOOLEAN, Root.BINARY, Root.BYTES),
+    *(Root.TINYINT, Root.SMALLINT, Root.INTEGER, Root.DATE, Root.TIME, Root.BIGINT),
+    *(Root.FLOAT, Root.DOUBLE, Root.TIMESTAMP, Root.TIMESTAMP_LTZ),
+    *(Root.ARRAY, Root.MAP, Root.ROW),
+)
+"""How Fluss orders the types that may, or may not, be keys; its clients compare the whole text."""
+ZSTD_LEVELS = 1, 22
+"""The lowest and the highest level of ZSTD compression."""
 STATISTICS_ROOTS = frozenset(Root) - NESTED - {Root.BYTES, Root.BINARY}
 """Types a column with statistics may have."""
 
@@ -202,15 +211,23 @@ def check_keys(descriptor: TableDescriptor) -> None:
             data_type = schema.column(name).data_type
             if data_type.root in NESTED:
                 raise InvalidTableError(
-                    f"{what} column {name!r} is {data_type}; ARRAY, MAP and ROW cannot be keys"
+                    f"{what.capitalize()} column '{name}' has unsupported data type "
+                    f"{fluss_text(data_type)}. Currently, {what} column does not support types: "
+                    f"{_shown(NESTED)}."
                 )
     for name in partition_keys:
         data_type = schema.column(name).data_type
         if data_type.root not in PARTITION_KEY_ROOTS:
             raise InvalidTableError(
-                f"partition key {name!r} is {data_type}; DECIMAL, ARRAY, MAP and ROW cannot be "
-                "partition keys, take another column"
+                "Currently, partitioned table supported partition key type are "
+                f"{_shown(PARTITION_KEY_ROOTS)}, but got partition key '{name}' with data type "
+                f"{fluss_text(data_type)}."
             )
+
+
+def _shown(roots: Collection[Root]) -> str:
+    """Types as Fluss lists them: in the order of their declaration there."""
+    return f"[{', '.join(sorted(roots, key=_FLUSS_ORDER.index))}]"
 
 
 def _check_primary_key(descriptor: TableDescriptor) -> None:
@@ -267,6 +284,15 @@ def _check_formats(descriptor: TableDescriptor) -> None:
         )
 
 
+def _check_compression(descriptor: TableDescriptor) -> None:
+    low, high = ZSTD_LEVELS
+    level = table_property(descriptor.properties, o.TABLE_LOG_ARROW_COMPRESSION_ZSTD_LEVEL)
+    if not low <= level <= high:
+        raise ConfigError(
+            f"Invalid ZSTD compression level: {level}. Expected a value between {low} and {high}."
+        )
+
+
 def _check_log_ttl(descriptor: TableDescriptor) -> None:
     local = table_property(descriptor.properties, o.TABLE_LOG_LOCAL_TTL)
     total = table_property(descriptor.properties, o.TABLE_LOG_TTL)
@@ -305,6 +331,7 @@ def _check_statistics(descriptor: TableDescriptor) -> None:
 
 _PROPERTY_CHECKS: tuple[Callable[[TableDescriptor], None], ...] = (
     _check_formats,
+    _check_compression,
     check_merge_engine,
     _check_log_ttl,
     _check_statistics,
@@ -331,8 +358,7 @@ def _check_partitions(descriptor: TableDescriptor, conf: Configuration) -> None:
             raise InvalidTableError(
                 "Currently, auto partitioned table must set one auto partition key when it has "
                 "multiple partition keys. Please set table property "
-                f"'{o.TABLE_AUTO_PARTITION_KEY.key}'. It is one of the partition keys "
-                f"{', '.join(keys)}"
+                f"'{o.TABLE_AUTO_PARTITION_KEY.key}'."
             )
         raise InvalidTableError(
             "The specified key for auto partitioned table is not a partition key. Your key "
@@ -343,8 +369,7 @@ def _check_partitions(descriptor: TableDescriptor, conf: Configuration) -> None:
         if len(keys) > 1:
             raise InvalidTableError(
                 "For a partitioned table with multiple partition keys, auto pre-create is "
-                f"unsupported and this value must be set to 0, but is {auto.precreate}. It is that "
-                f"of {o.TABLE_AUTO_PARTITION_NUM_PRECREATE.key}"
+                f"unsupported and this value must be set to 0, but is {auto.precreate}"
             )
         raise InvalidTableError(
             f"{o.TABLE_AUTO_PARTITION_NUM_PRECREATE.key} = {auto.precreate} is more than {most}"
