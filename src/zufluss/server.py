@@ -441,6 +441,9 @@ async def _serve_tablet_until(
         tablet.claim(cluster_id)
         storage.cluster_id = cluster_id
 
+    def home_uri(location_id: int | None) -> str:
+        return home(storage.locations, location_id).uri
+
     node = _node(tablet.server_id, net)
     link = CoordinatorLink(node, tablet.image, tablet, coordinator, claim, storage.reports)
     link.register(services)
@@ -448,7 +451,7 @@ async def _serve_tablet_until(
     shown.pulse.watch(buckets_state(tablet))
     joined = asyncio.Event()
     after = AfterJoining(services, joined)
-    after.attach(MetadataService(tablet.image, conf, lambda i: home(storage.locations, i).uri))
+    after.attach(MetadataService(tablet.image, tablet.conf, home_uri))
     after.attach(ClusterService(tablet.image))
     after.attach(AccessRuleListing())
     after.attach(TokenService(tablet.image, lambda: storage.locations, Tokens(conf, wall_ms)))

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.image import ClusterImage, ClusterNode, ImageChange
 from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.replicas import (
@@ -73,6 +74,8 @@ class RecordingTablet:
         self.assigned = 0
         self.lake_offsets: dict[TableBucket, LakeOffsets] = {}
         self.snapshot_offsets: dict[TableBucket, KvSnapshotOffset] = {}
+        self.configs: dict[str, str] = {}
+        self.configs_when_assigned: dict[str, str] = {}
         self.locations: Locations | None = None
         self.producers: dict[int, TableProducers] = {}
         self.idle_ms: dict[int, int] = {}
@@ -87,6 +90,7 @@ class RecordingTablet:
         producers: Sequence[TableProducers] = (),
     ) -> None:
         self.image = image
+        self.configs_when_assigned = self.configs
         self.buckets = {r.table_bucket: r for r in replicas}
         self.producers = {t.table_id: t for t in producers}
         self.assigned += 1
@@ -118,6 +122,9 @@ class RecordingTablet:
 
     async def notify_kv_snapshot_offset(self, offsets: Sequence[KvSnapshotOffset]) -> None:
         self.snapshot_offsets |= {o.table_bucket: o for o in offsets}
+
+    async def update_configs(self, configs: DynamicConfigs) -> None:
+        self.configs = dict(configs.values)
 
     async def update_locations(self, locations: Locations) -> None:
         self.locations = locations

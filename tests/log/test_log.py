@@ -263,10 +263,10 @@ def test_retention_deletes_expired_segments_and_keeps_the_end(tmp_path: Path) ->
 
 
 def test_the_segment_being_written_stays_when_the_server_wants_it_so(tmp_path: Path) -> None:
-    log = open_log(tmp_path, ttl_ms=100, retention_rolls_active=False)
+    log = open_log(tmp_path, ttl_ms=100)
     append(log, batch(), now_ms=0)
-    assert log.expire(1000) is None
-    assert log.expire(1000) is None
+    assert log.expire(1000, rolls_active=False) is None
+    assert log.expire(1000, rolls_active=False) is None
     assert log.log_start_offset == 0
 
 

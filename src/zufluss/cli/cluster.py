@@ -97,9 +97,9 @@ def unset(
 
 
 def _default(key: str) -> tuple[str, str]:
-    from zufluss.config.options import OPTIONS
+    from zufluss.config.load import option_of
 
-    option = OPTIONS.get(key)
+    option = option_of(key)
     if option is None:
         raise typer.BadParameter(f"{key!r:.100} is no option of a server (docs/configuration.md)")
     return option.default_shown, DEFAULT

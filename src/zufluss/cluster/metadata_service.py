@@ -25,7 +25,6 @@ from zufluss.config.lake import handed_out
 from zufluss.config.load import Configuration
 from zufluss.config.table_options import TABLE_DATALAKE_FORMAT
 from zufluss.errors import PartitionNotExistError
-from zufluss.lake_formats import LAKE_FORMATS
 from zufluss.model.partition import check_partial_spec
 from zufluss.pacing import paced
 from zufluss.wire import messages as m
@@ -48,11 +47,9 @@ class MetadataService:
     ) -> None:
         """`remote_uri` is the address of a remote location, of the first one for None."""
         self._image = image
+        self._conf = conf
         self._missing = MissingPartitions(time.monotonic)
         self._remote_uri = remote_uri
-        self._lakes = {
-            format: handed_out(format, conf.lake_properties(format)) for format in LAKE_FORMATS
-        }
 
     async def list_databases(
         self, request: m.ListDatabasesRequest, ctx: RequestContext
@@ -171,7 +168,7 @@ class MetadataService:
     def _table_json(self, entry: TableEntry) -> bytes:
         """The descriptor as clients see it, with the properties of the lake."""
         format = entry.info.property(TABLE_DATALAKE_FORMAT)
-        lake = None if format is None else self._lakes[format]
+        lake = {} if format is None else handed_out(format, self._conf.lake_properties(format))
         if not lake:
             return entry.table_json
         descriptor = entry.info.descriptor

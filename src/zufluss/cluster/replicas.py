@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
 from zufluss.cluster.producers import TableProducers
 from zufluss.model.table import PhysicalTablePath, TableBucket
@@ -107,6 +108,9 @@ class TabletGateway(Protocol):
 
     async def update_locations(self, locations: Locations) -> None:
         """Use these remote locations, unless the server has this version or a newer one."""
+
+    async def update_configs(self, configs: DynamicConfigs) -> None:
+        """Put exactly these options over those that the server was started with."""
 
     async def update_producers(self, tables: Sequence[TableProducers]) -> None:
         """Use these producers, unless the server has this version or a newer one of a table.

@@ -32,7 +32,9 @@ A server reads these sources in this order; a later source wins:
 3. the command line: `-D key=value`, as often as needed.
 
 `zufluss config` prints the effective values and their sources; secrets are hidden. An unknown key
-is a warning with the nearest known key; an invalid value stops the start.
+is a warning with the nearest known key; an invalid value stops the start. *Dynamic* options change
+in a running cluster, too (`zufluss cluster config set`): the change is stored and wins over these
+sources until it is taken back.
 
 Keys of Fluss keep their names and value forms. Durations are written `100ms`, `30s`,
 `3min`, `1h`, `7d`, memory sizes `64kb`, `2mb`, `1gb` (powers of 1024); a bare number is
@@ -43,7 +45,8 @@ LAKE_INTRODUCTION = """\
 `datalake.<format>.*` are the properties of the format's own catalog: `datalake.iceberg.uri` is
 Iceberg's `uri`. Every such key is accepted, from every source, and kept as text. In the environment
 `_` stands for `.` and `__` for `-` (`ZUFLUSS_DATALAKE_ICEBERG_S3_ACCESS__KEY__ID` is
-`datalake.iceberg.s3.access-key-id`). All servers of a cluster need the same keys.
+`datalake.iceberg.s3.access-key-id`). All servers of a cluster need the same keys. They are dynamic,
+like `datalake.format`.
 
 Servers send these keys to clients, as properties `table.datalake.<format>.*` of tables that have a
 `table.datalake.format`, so readers and tiering services need only the address of a server. The keys
@@ -57,7 +60,8 @@ or the environment of the storage's own library. `zufluss config`, the cluster's
 logs hide them.
 
 `zufluss dev --lake iceberg` without any of these keys keeps the lake in its data directory: a
-catalog in `lake/catalog.db` and files below `lake/warehouse`.
+catalog in `lake/catalog.db` and files below `lake/warehouse`. A format that is set in the running
+cluster needs its keys.
 """
 
 STORE_INTRODUCTION = """\

@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from zufluss.config.option import Kind, Option
 from zufluss.lake_formats import LAKE_FORMATS
 
 SECRET_PARTS = ("password", "secret", "token", "credential", "key", "authorization")
@@ -35,6 +36,12 @@ _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/?#\s]*:[^/?#\s]*@")
 def is_lake_key(key: str) -> bool:
     """Whether a cluster key belongs to a lake format."""
     return _KEY.fullmatch(key) is not None
+
+
+def lake_option(key: str) -> Option[str] | None:
+    """The option of a key that belongs to a lake format; it changes at run time, as in Fluss."""
+    help = "A property of the catalog of a lake format."
+    return Option(key, Kind.STRING, "", help, dynamic=True) if is_lake_key(key) else None
 
 
 def lake_key_of_variable(name: str) -> str | None:

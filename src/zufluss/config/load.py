@@ -2,7 +2,8 @@
 
 A later source wins. Every value is parsed when it is loaded; an invalid one stops the process with
 the key, the value and the allowed values. An unknown key is a warning with the nearest known key,
-because a `server.yaml` made for Fluss has keys we do not need. `zufluss config` shows where each
+because a `server.yaml` made for Fluss has keys we do not need. A key of Fluss that has no effect
+here (`without_effect.py`) is kept as text, and the start says so. `zufluss config` shows where each
 value came from.
 
 The environment variable of a key is `env_name(key)`: `ZUFLUSS_` and the key in capitals with `_`
@@ -15,22 +16,26 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zufluss.config.lake import is_lake_key, is_secret, lake_key_of_variable
+from zufluss.config.lake import is_lake_key, is_secret, lake_key_of_variable, lake_option
 from zufluss.config.nearest import nearest
 from zufluss.config.option import HIDDEN, Kind, Option
 from zufluss.config.options import OPTIONS, is_client_option
 from zufluss.config.stores import is_store_key, is_store_secret, store_key_of_variable
+from zufluss.config.without_effect import OPTIONS_WITHOUT_EFFECT, checked
 from zufluss.errors import ConfigError
 
 T = TypeVar("T")
 
 DEFAULT_ORIGIN = "default"
 OVERRIDE_ORIGIN = "-D"
+DYNAMIC_ORIGIN = "changed in the running cluster"
+"""The origin of options that ALTER_CLUSTER_CONFIGS set."""
 
 OTHER_VARIABLES = frozenset(
     {
@@ -90,6 +95,11 @@ class Configuration:
             settings |= _settings(read_yaml(yaml_path), str(yaml_path))
         settings |= _from_environment(os.environ if environ is None else environ)
         settings |= _settings(split_overrides(overrides), OVERRIDE_ORIGIN)
+        for key in filter(settings.__contains__, OPTIONS_WITHOUT_EFFECT):
+            _log.warning(
+                "configuration key %s from %s has no effect here: %s",
+                key, settings[key].origin, OPTIONS_WITHOUT_EFFECT[key].help,
+            )  # fmt: skip
         return cls(settings)
 
     @classmethod
@@ -142,7 +152,7 @@ class Configuration:
         return {key: s.value for key, s in self._settings.items() if is_store_key(key)}
 
     def effective(self) -> list[EffectiveRow]:
-        """All options in declared order, then set keys of lakes and stores; secrets hidden."""
+        """All options in declared order, then other keys that are set; secrets hidden."""
         declared = [
             EffectiveRow(option.key, option.show(self.get(option)), self.origin(option))
             for option in OPTIONS.values()
@@ -158,13 +168,44 @@ class Configuration:
         return f"Configuration({shown})"
 
 
+class LiveConfiguration(Configuration):
+    """The configuration in force in a running server.
+
+    It is what the process was started with, and over it what was changed in the running cluster.
+    Who reads an option from it gets the present value; who keeps a value keeps the old one.
+    """
+
+    __slots__ = ("started_with",)
+
+    def __init__(self, started_with: Configuration) -> None:
+        self.started_with = started_with
+        """The configuration without the changes in the running cluster."""
+        super().__init__(started_with._settings)
+
+    def change(self, dynamic: Mapping[str, str]) -> None:
+        """Put exactly these options over those of the start, from now on."""
+        self._settings = with_dynamic(self.started_with, dynamic)._settings
+
+
+def with_dynamic(conf: Configuration, dynamic: Mapping[str, str]) -> Configuration:
+    """A configuration of a start with options over it that were changed in the running cluster."""
+    return conf.with_overrides(dynamic, origin=DYNAMIC_ORIGIN)
+
+
 def _shown(key: str, value: Any) -> str:
     """The text of a setting for people."""
     option = OPTIONS.get(key)
     if option is not None:
         return option.show(value)
+    if key in OPTIONS_WITHOUT_EFFECT:
+        return str(value)
     secret = is_store_secret(key) if is_store_key(key) else is_secret(key, value)
     return HIDDEN if secret else value
+
+
+def option_of(key: str) -> Option[Any] | None:
+    """The option of a server's key, also one without effect here or of a lake; None if unknown."""
+    return OPTIONS.get(key) or OPTIONS_WITHOUT_EFFECT.get(key) or lake_option(key)
 
 
 def env_name(key: str) -> str:
@@ -235,6 +276,8 @@ def _settings(pairs: Mapping[str, str], origin: str) -> dict[str, Setting]:
         option = OPTIONS.get(key)
         if option is not None:
             known[key] = Setting(_parsed(option, text, origin), origin)
+        elif key in OPTIONS_WITHOUT_EFFECT:
+            known[key] = Setting(_without_effect(key, text, origin), origin)
         elif is_lake_key(key) or is_store_key(key):
             known[key] = Setting(text.strip(), origin)
         else:
@@ -242,15 +285,25 @@ def _settings(pairs: Mapping[str, str], origin: str) -> dict[str, Setting]:
     return known
 
 
+def _without_effect(key: str, text: str, origin: str) -> str:
+    """The text of an option without effect, which is listed as it was given."""
+    return _read(partial(checked, OPTIONS_WITHOUT_EFFECT[key]), text, origin)
+
+
 def _parsed(option: Option[Any], text: str, origin: str) -> Any:
+    return _read(option.parse, text, origin)
+
+
+def _read(parse: Callable[[str], T], text: str, origin: str) -> T:
     try:
-        return option.parse(text)
+        return parse(text)
     except ConfigError as problem:
         raise ConfigError(f"{problem.message} (from {origin})") from None
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
     by_name = {env_name(key): option for key, option in OPTIONS.items()}
+    idle = {env_name(key): key for key in OPTIONS_WITHOUT_EFFECT}
     settings: dict[str, Setting] = {}
     for name, text in environ.items():
         if not name.startswith("ZUFLUSS_") or name in OTHER_VARIABLES:
@@ -259,6 +312,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
         other_key = lake_key_of_variable(name) or store_key_of_variable(name)
         if option is not None:
             settings[option.key] = Setting(_parsed(option, text, name), name)
+        elif name in idle:
+            settings[idle[name]] = Setting(_without_effect(idle[name], text, name), name)
         elif other_key is not None:
             settings[other_key] = Setting(text.strip(), name)
         else:
@@ -269,14 +324,15 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
 def unknown_keys(
     yaml_path: str | Path | None, environ: Mapping[str, str], overrides: Sequence[str]
 ) -> list[tuple[str, str, str | None]]:
-    """The keys of all sources that have no effect: key, origin, and the nearest known key."""
+    """The unknown keys of all sources: key, origin, and the nearest known key."""
     unknown: list[tuple[str, str, str | None]] = []
     pairs = [] if yaml_path is None else [(key, str(yaml_path)) for key in read_yaml(yaml_path)]
     pairs += [(key, OVERRIDE_ORIGIN) for key in split_overrides(overrides)]
     for key, origin in pairs:
-        if key not in OPTIONS and not is_lake_key(key) and not is_store_key(key):
+        known = key in OPTIONS or key in OPTIONS_WITHOUT_EFFECT
+        if not known and not is_lake_key(key) and not is_store_key(key):
             unknown.append((key, origin, nearest(key, OPTIONS)))
-    by_name = {env_name(key) for key in OPTIONS}
+    by_name = {env_name(key) for key in (*OPTIONS, *OPTIONS_WITHOUT_EFFECT)}
     for name in environ:
         known = name in by_name or name in OTHER_VARIABLES or not name.startswith("ZUFLUSS_")
         if not known and not lake_key_of_variable(name) and not store_key_of_variable(name):

@@ -167,6 +167,7 @@ KV_SNAPSHOT_INTERVAL = duration_option(
     10 * MINUTE_MS,
     "How often a bucket of a primary-key table that has changed is copied to remote storage.",
     minimum=1,
+    dynamic=True,
 )
 KV_SNAPSHOT_NUM_RETAINED = int_option(
     "kv.snapshot.num-retained",
@@ -342,6 +343,7 @@ DATALAKE_FORMAT = enum_option(
     None,
     "The lake format of new tables that name none.",
     allowed=tuple(LAKE_FORMATS),
+    dynamic=True,
 )
 
 # -- Log ---------------------------------------------------------------------------------------
@@ -385,6 +387,7 @@ LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED = bool_option(
     True,
     "Let retention also close and delete the segment being written once all of it has expired. "
     "Fluss's default is false, which keeps the last segment of a quiet table for ever.",
+    dynamic=True,
 )
 SERVER_WRITER_ID_EXPIRATION_TIME = duration_option(
     "server.writer-id.expiration-time",

@@ -1,15 +1,16 @@
 """Options that Apache Fluss changes at run time and that mean nothing here.
 
-They belong to parts that this server does not have. Scripts and procedures that set them keep
-working: a value is checked, stored and listed like that of any other option, and has no effect,
-which the log of the coordinator says. The documentation lists them with the reason.
+They belong to parts that this server does not have. Configurations, scripts and procedures that set
+them keep working: a value is checked, kept and listed like that of any other option, and has no
+effect, which the log says. The documentation lists them with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from zufluss.config.option import (
     Option,
@@ -47,16 +48,9 @@ _DECLARED: Final[tuple[Option[Any], ...]] = (
 )
 
 OPTIONS_WITHOUT_EFFECT: Mapping[str, Option[Any]] = MappingProxyType(
-    {option.key: option for option in _DECLARED}
+    {option.key: replace(option, dynamic=True) for option in _DECLARED}
 )
 """These options by key; `help` is the reason."""
-
-
-class StoredOption(NamedTuple):
-    """A value without effect that somebody set."""
-
-    key: str
-    value: str
 
 
 def checked(option: Option[Any], text: str) -> str:
@@ -74,13 +68,3 @@ def checked(option: Option[Any], text: str) -> str:
             f"Could not parse value {value!r:.100} for key '{option.key}'. Allowed: {allowed}"
         ) from None
     return value
-
-
-def stored(dynamic: Mapping[str, str]) -> list[StoredOption]:
-    """The values without effect among the options that were changed at run time."""
-    return [StoredOption(k, v) for k, v in sorted(dynamic.items()) if k in OPTIONS_WITHOUT_EFFECT]
-
-
-def with_effect(dynamic: Mapping[str, str]) -> dict[str, str]:
-    """The options that were changed at run time, without those that have no effect."""
-    return {key: text for key, text in dynamic.items() if key not in OPTIONS_WITHOUT_EFFECT}

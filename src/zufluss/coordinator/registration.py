@@ -124,9 +124,12 @@ class Registrations:
         self._report(request)
         known, locations = request.locations_version, self._locations.locations
         behind = request.HasField("locations_version") and known < locations.version
+        configs = self._locations.configs_for_tablets
+        missed = request.configs_version != configs.version
         return m.TabletHeartbeatResponse(
             coordinator_epoch=self._catalog.epoch,
             locations=locations.to_proto() if behind else None,
+            configs=configs.to_proto() if missed else None,
         )
 
     async def allocate_writer_ids(
@@ -174,6 +177,7 @@ class Registrations:
             replicas=map(replica_to_proto, assignments(self._image, node.node_id)),
             locations=self._locations.locations.to_proto(),
             producers=await producer_messages(producers),
+            configs=self._locations.configs_for_tablets.to_proto(),
         )
 
     async def _leave(self, server_id: int) -> None:

@@ -37,7 +37,7 @@ from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.unserved import UnservedProcedures
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
-from zufluss.config.load import Configuration
+from zufluss.config.load import Configuration, LiveConfiguration
 from zufluss.coordinator import records
 from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.catalog.auto_partitions import AutoPartitions
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 class _Base(NamedTuple):
     """What every part of a coordinator is built on."""
 
-    conf: Configuration
+    conf: LiveConfiguration
     store: MetaStore
     ledger: Ledger
     image: ClusterImage
@@ -197,7 +197,7 @@ class Coordinator:
         image = ClusterImage()
         image.apply([*records.load(await store.tree("/")), NodesPut(node, ())])
         base = _Base(
-            conf,
+            LiveConfiguration(conf),
             store,
             ledger,
             image,
@@ -234,6 +234,7 @@ class Coordinator:
             self.image.apply([NodesPut(self.image.coordinator, (*others, node))])
             replicas = assignments(self.image, node.node_id)
             producers = self.producers.book.of_server(node.node_id)
+            await tablet.update_configs(self.locations.configs_for_tablets)
             await tablet.assign(self.image, replicas, producers)
             self.tablets.attach(node.node_id, tablet)
 
@@ -405,6 +406,7 @@ async def _load(base: _Base) -> _State:
         live_usage=live_usage,
         has_uncounted=lambda: lease_book.holds_dropped(held_drops.counted_owners),
         on_change=base.tablets.update_locations,
+        on_configs=base.tablets.update_configs,
         turn=remotes.turn,
     )
     producer_book = await ProducerBook.open(

@@ -13,6 +13,7 @@ buckets in question.
 | notify_lake_offsets | NOTIFY_LAKE_TABLE_OFFSET (1031) | a lake snapshot was committed, or the server joined |
 | notify_kv_snapshot_offset | NOTIFY_KV_SNAPSHOT_OFFSET (1029) | a key-value snapshot was committed and an older one let go |
 | update_locations | UPDATE_LOCATIONS (30004) | the remote locations changed |
+| update_configs | UPDATE_CONFIGS (30006) | options were changed in the running cluster |
 | update_producers | UPDATE_PRODUCERS (30044) | producers of a table changed, or buckets of it are about to start |
 | producer_idle_ms | GET_PRODUCER_ACTIVITY (30045) | somebody wants columns of a producer |
 | end_offsets | LIST_OFFSETS (1021) | a producer begins; a commit claims a new offset |
@@ -42,6 +43,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import structlog
 
 from zufluss.cluster import codec
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.image import ClusterImage, ImageChange
 from zufluss.cluster.producers import TableProducers, producers_to_proto
 from zufluss.cluster.replicas import (
@@ -144,6 +146,13 @@ class Tablets:
         await self._best_effort(
             "update_locations",
             {i: gateway.update_locations(locations) for i, gateway in self._gateways.items()},
+        )
+
+    async def update_configs(self, configs: DynamicConfigs) -> None:
+        """Send changed options to every server; a server that is away learns them later."""
+        await self._best_effort(
+            "update_configs",
+            {i: gateway.update_configs(configs) for i, gateway in self._gateways.items()},
         )
 
     async def update_producers(self, table: TableProducers, servers: Collection[int]) -> None:
@@ -310,6 +319,15 @@ class RemoteTablet:
             locations=locations.to_proto(),
         )
         await self._call(ApiKey.UPDATE_LOCATIONS, request)
+
+    async def update_configs(self, configs: DynamicConfigs) -> None:
+        """Send UPDATE_CONFIGS."""
+        request = m.UpdateConfigsRequest(
+            coordinator_epoch=self._epoch,
+            server_epoch=self.server_epoch,
+            configs=configs.to_proto(),
+        )
+        await self._call(ApiKey.UPDATE_CONFIGS, request)
 
     async def update_producers(self, tables: Sequence[TableProducers]) -> None:
         """Send UPDATE_PRODUCERS."""

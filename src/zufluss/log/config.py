@@ -40,8 +40,6 @@ class LogConfig:
     """Closed segments that stay when remote storage has them too."""
     local_ttl_ms: int = 7 * 24 * 3600 * 1000
     """A segment that remote storage has too goes when its newest batch is older; 0: not for age."""
-    retention_rolls_active: bool = True
-    """Close the segment being written when all of it has expired, so that it can go too."""
     writer_expiry_ms: int = 7 * 24 * 3600 * 1000
     """A writer silent for longer may come back with any sequence number."""
     writers_max: int = 10_000
@@ -63,7 +61,6 @@ class LogConfig:
             segment_bytes_max=conf.get(options.LOG_SEGMENT_FILE_SIZE),
             index_interval_bytes=conf.get(options.LOG_INDEX_INTERVAL_SIZE),
             index_bytes_max=conf.get(options.LOG_INDEX_FILE_SIZE),
-            retention_rolls_active=conf.get(options.LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED),
             ttl_ms=ttl_ms,
             local_segments=info.property(table_options.TABLE_LOG_TIERED_LOCAL_SEGMENTS),
             local_ttl_ms=ttl_ms if local_ttl_ms is None else local_ttl_ms,

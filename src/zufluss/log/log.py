@@ -502,12 +502,12 @@ class Log(DurableLog):
         files.fdatasync(file.fd)
         files.sync_directory(self.directory)
 
-    def expire(self, now_ms: int) -> RetiredSegments | None:
+    def expire(self, now_ms: int, *, rolls_active: bool = True) -> RetiredSegments | None:
         """Let go of the segments older than the time to live; the caller has them removed.
 
         Only records below the high watermark that nobody holds (`holds.py`) are let go of. The
-        segment being written goes too when all of it has expired and `retention_rolls_active` is
-        set: it is closed first, so that the log keeps its end. Of a log with a copy in remote
+        segment being written goes too when all of it has expired and `rolls_active` is set:
+        it is closed first, so that the log keeps its end. Of a log with a copy in remote
         storage, the copied segments go, as far as they are `surplus` here.
         """
         holds, visible_end = self.holds, self.high_watermark
@@ -517,7 +517,8 @@ class Log(DurableLog):
         else:
             free, roll_until = holds.floor(visible_end, Holder.REMOTE_COPY), visible_end
             old = surplus(self._segments, self.files, now_ms, self.config)
-        if old and old[-1] is self._active and not self._rolled_to_expire(roll_until):
+        to_roll = bool(old) and old[-1] is self._active
+        if to_roll and not (rolls_active and self._rolled_to_expire(roll_until)):
             old.pop()
         limit = holds.floor(free, Holder.KV_STATE)
         until = self._bases[1 : len(old) + 1]
@@ -557,9 +558,7 @@ class Log(DurableLog):
 
     def _rolled_to_expire(self, until: int) -> bool:
         """Close the segment being written, if that frees it and the disk has room for it."""
-        if not self.config.retention_rolls_active or self.failure is not None:
-            return False
-        if self.log_end_offset > until:
+        if self.failure is not None or self.log_end_offset > until:
             return False
         try:
             self.roll()

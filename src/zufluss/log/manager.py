@@ -112,12 +112,15 @@ class LogManager:
         flush_interval_ms: int = 100,
         checkpoint_interval_ms: int = 60_000,
         commit_file_bytes: int = FILE_BYTES,
+        retention_rolls_active: bool = True,
         make_worker: Callable[[str], Worker] | None = None,
     ) -> None:
         self._data_dir = data_dir
         self._files = files
         self._flush = flush
         self._on_failure = on_failure
+        self.retention_rolls_active = retention_rolls_active
+        """Close a segment being written when all of it has expired, so that it can go too."""
         self._interval_ms = (
             flush_interval_ms if flush is FlushMode.INTERVAL else checkpoint_interval_ms
         )
@@ -374,7 +377,7 @@ class LogManager:
         """Delete segments of one log that have had their time here; return how many."""
         log.writers.forget_expired(now_ms)
         try:
-            retired = log.expire(now_ms)
+            retired = log.expire(now_ms, rolls_active=self.retention_rolls_active)
         except (CorruptRecordError, OSError) as e:
             _logger.error("log_retention_failed", log=str(log), reason=str(e))
             return 0

@@ -38,6 +38,7 @@ class Durability:
             on_failure=self._failed,
             flush_interval_ms=conf.get(options.ZUFLUSS_LOG_FLUSH_INTERVAL),
             checkpoint_interval_ms=conf.get(options.LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL),
+            retention_rolls_active=conf.get(options.LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED),
         )
         self._buckets = buckets
         self._loop = asyncio.get_running_loop()

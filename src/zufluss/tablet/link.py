@@ -23,6 +23,7 @@ from typing import Any
 import structlog
 
 from zufluss.cluster import codec
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.image import ClusterImage, ClusterNode
 from zufluss.cluster.producers import TableProducers, producers_from_proto
 from zufluss.cluster.replicas import (
@@ -87,6 +88,7 @@ class CoordinatorLink:
         self._reports = reports
         self._turn = asyncio.Lock()
         self._locations_version = 0
+        self._configs_version = 0
         self._task: asyncio.Task[None] | None = None
 
     def register(self, services: Services) -> None:
@@ -130,6 +132,7 @@ class CoordinatorLink:
             self._image.apply(codec.changes_of(answer.metadata))
             self._coordinator.epoch = answer.coordinator_epoch
             await self._update_locations(answer.locations)
+            await self._update_configs(answer.configs)
             replicas = list(map(replica_from_proto, answer.replicas))
             producers = await _producers(answer.producers)
             await self._tablet.assign(self._image, replicas, producers)
@@ -144,6 +147,7 @@ class CoordinatorLink:
             server_epoch=self.server_epoch,
             location_reports=[report.to_proto() for report in self._reports()],
             locations_version=self._locations_version,
+            configs_version=self._configs_version,
         )
         try:
             answer = await self._coordinator.call(ApiKey.TABLET_HEARTBEAT, request)
@@ -155,6 +159,12 @@ class CoordinatorLink:
             self._answered = self._clock()
             if answer.HasField("locations"):  # an update was lost
                 await self._update_locations(answer.locations)
+            if answer.HasField("configs"):
+                await self._update_configs(answer.configs)
+
+    async def _update_configs(self, message: m.PbDynamicConfigs) -> None:
+        await self._tablet.update_configs(DynamicConfigs.from_proto(message))
+        self._configs_version = message.version
 
     async def _update_locations(self, message: m.PbLocations) -> None:
         await self._tablet.update_locations(Locations.from_proto(message))
@@ -224,6 +234,14 @@ class CoordinatorLink:
         async with self._order(request.server_epoch):
             await self._update_locations(request.locations)
         return m.UpdateLocationsResponse()
+
+    async def update_configs(
+        self, request: m.UpdateConfigsRequest, ctx: RequestContext
+    ) -> m.UpdateConfigsResponse:
+        """UPDATE_CONFIGS (30006)."""
+        async with self._order(request.server_epoch):
+            await self._update_configs(request.configs)
+        return m.UpdateConfigsResponse()
 
     async def update_producers(
         self, request: m.UpdateProducersRequest, ctx: RequestContext

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.image import ClusterImage, ImageChange, TablePut
 from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.remote import RemoteGateway
@@ -31,7 +32,7 @@ from zufluss.cluster.replicas import (
 )
 from zufluss.cluster.token_service import MayRead, everybody
 from zufluss.config import options
-from zufluss.config.load import Configuration
+from zufluss.config.load import Configuration, LiveConfiguration
 from zufluss.log.files import Files
 from zufluss.log.holds import Holder
 from zufluss.model.table import TableBucket
@@ -102,7 +103,8 @@ class TabletServer:
         `expiry_ms` is the time by which data expires (`clock.ExpiryClock`); by default the clock's.
         """
         expiry_ms = expiry_ms or clock_ms
-        self._conf = conf
+        self.conf = conf = LiveConfiguration(conf)
+        """The configuration in force, with what was changed while the cluster ran."""
         self._files = files
         self._expiry_ms = expiry_ms
         self.server_id = conf.get(options.TABLET_SERVER_ID)
@@ -181,7 +183,7 @@ class TabletServer:
         services.register_raw(ApiKey.PUT_KV, self.put.handle)
         services.register_raw(ApiKey.LOOKUP, self.lookup.handle)
         services.register(ApiKey.PREFIX_LOOKUP, self.lookup.prefix_lookup)
-        scans = (self.scans, ScanSessions(self.scans), ScanListing(self._conf, self.scans))
+        scans = (self.scans, ScanSessions(self.scans), ScanListing(self.conf, self.scans))
         for service in (self.service, *scans, self.undos):
             services.attach(service)
         services.attach(self._snapshot_service)
@@ -256,6 +258,13 @@ class TabletServer:
         """Know where remote files may lie."""
         self.storage.update(locations)
 
+    async def update_configs(self, configs: DynamicConfigs) -> None:
+        """Put these options over those of the start; what has begun goes on as it was."""
+        self.conf.change(configs.values)
+        rolls_active = self.conf.get(options.LOG_RETENTION_ROLL_ACTIVE_SEGMENT_ENABLED)
+        self.logs.retention_rolls_active = rolls_active
+        self.snapshots.retime()
+
     async def update_producers(self, tables: Sequence[TableProducers]) -> None:
         """Know the producers of tables, unless the same or a newer version is known already.
 
@@ -290,7 +299,7 @@ class TabletServer:
     # -- periodic work ----------------------------------------------------------------------
 
     def _begin_periodic_work(self) -> None:
-        conf, tasks = self._conf, self._tasks
+        conf, tasks = self.conf, self._tasks
         self.logs.started()
         tasks.repeat(TIMEOUT_CHECK_SECONDS, self._expire_requests)
         tasks.repeat(LOOK_AFTER_SECONDS, self._durability.commit)

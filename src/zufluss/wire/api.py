@@ -100,6 +100,7 @@ class ApiKey(IntEnum):
     ALLOCATE_IDS = 30003
     UPDATE_LOCATIONS = 30004
     GET_BUCKET_REMOTES = 30005
+    UPDATE_CONFIGS = 30006
     LIST_LOCATIONS = 30010
     ALTER_LOCATION = 30011
     PROBE_LOCATION = 30012
@@ -186,6 +187,7 @@ _OUR_CLIENTS: Final = frozenset(
 )
 _TABLET_ONLY: Final = frozenset(
     {
+        ApiKey.UPDATE_CONFIGS,
         ApiKey.UPDATE_LOCATIONS,
         ApiKey.UPDATE_METADATA,
         ApiKey.PRODUCE_LOG,

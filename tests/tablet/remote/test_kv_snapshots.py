@@ -14,7 +14,9 @@ from tests.tablet.gateway import Gateway
 from tests.tablet.keyed import keyed, many
 from tests.tablet.support import TABLE
 from tests.waiting import WAIT_SECONDS
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.replicas import KvSnapshotOffset
+from zufluss.config import options
 from zufluss.errors import NetworkError, ZuflussError
 from zufluss.log.holds import Holder
 from zufluss.model.schema import Schema
@@ -274,6 +276,28 @@ async def test_a_bucket_that_fails_does_not_keep_others_from_their_snapshots(
             await taken.wait()
 
 
+async def test_a_shorter_interval_counts_for_the_snapshots_that_are_waited_for(
+    tmp_path: Path,
+) -> None:
+    taken = asyncio.Event()
+
+    class Watched(Gateway):
+        async def commit_snapshot(
+            self, metadata: bytes, leader_epoch: int, locations_version: int = 0
+        ) -> None:
+            await super().commit_snapshot(metadata, leader_epoch, locations_version)
+            taken.set()
+
+    conf = {"kv.snapshot.interval": "1h"}
+    async with keyed(tmp_path, conf=conf, gateway=Watched()) as tablet:
+        await tablet.put((1, "row"))
+        await tablet.server.update_configs(DynamicConfigs(1, {"kv.snapshot.interval": "50ms"}))
+        async with asyncio.timeout(WAIT_SECONDS):
+            await taken.wait()
+        await tablet.server.update_configs(DynamicConfigs(2, {}))
+        assert tablet.server.conf.get(options.KV_SNAPSHOT_INTERVAL) == 3_600_000
+
+
 async def test_a_dropped_bucket_ends_its_snapshot(tmp_path: Path) -> None:
     async with keyed(tmp_path) as tablet:
         await tablet.put(*many(0, 10))
@@ -284,6 +308,14 @@ async def test_a_dropped_bucket_ends_its_snapshot(tmp_path: Path) -> None:
         await asyncio.gather(taking, return_exceptions=True)
         await tablet.server.kv.call(lambda: None)
         assert not directory.exists()
+
+
+def test_a_new_interval_begins_without_a_snapshot_of_every_bucket() -> None:
+    bucket = BucketSnapshots(TableBucket(7, None, 0), 2)
+    bucket.due(1000.0, 600.0)
+    bucket.period = None
+    assert not bucket.due(1000.1, 1.0)
+    assert any(bucket.due(1000.1 + tick / 10, 1.0) for tick in range(11))
 
 
 def test_buckets_have_their_own_places_in_the_interval() -> None:

@@ -140,8 +140,7 @@ class LakeTables:
                 self._drop(change.table_id)
 
     def _put(self, info: TableInfo) -> None:
-        has_format = info.property(TABLE_DATALAKE_FORMAT) is not None
-        if has_format and self._conf.get(options.DATALAKE_FORMAT) is not None:
+        if info.property(TABLE_DATALAKE_FORMAT) is not None:
             self.queue.put_table(info, self._book.get(info.table_id).tiered_time)
 
     def _drop(self, table_id: int) -> None:
@@ -154,7 +153,12 @@ class LakeTables:
     async def hand_out(
         self, timeout_ms: int, names_epochs: bool = True
     ) -> tuple[TableInfo, HandOut] | None:
-        """Give the table whose turn it is to one service; None when no table waits."""
+        """Give the table whose turn it is to one service; None when no table waits.
+
+        Nothing is handed out while the cluster has no lake, which may change at run time.
+        """
+        if self._conf.get(options.DATALAKE_FORMAT) is None:
+            return None
         async with self._turn:
             while (info := self.queue.next_table()) is not None:
                 epoch = await self._next_epoch(info.table_id)

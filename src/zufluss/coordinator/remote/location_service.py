@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from zufluss.cluster.image import ClusterImage
-from zufluss.config import without_effect
-from zufluss.config.load import DEFAULT_ORIGIN
+from zufluss.config.load import DEFAULT_ORIGIN, DYNAMIC_ORIGIN
 from zufluss.config.table_options import TABLE_ZUFLUSS_REMOTE_PLACEMENT
+from zufluss.coordinator.configs import ConfigChange
 from zufluss.coordinator.remote.inventory import GROUPS_AT_ONCE, GroupFiles, Inventory
-from zufluss.coordinator.remote.locations import DYNAMIC_ORIGIN, ConfigChange, LocationRegistry
+from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.remote.lost import Exclusive, LostLocations
 from zufluss.errors import ConfigError, ErrorCode, ZuflussError, error
 from zufluss.remote.files import Usage
@@ -238,11 +238,6 @@ class LocationService:
             )
             for row in self._registry.conf.effective()
             if row.origin != DEFAULT_ORIGIN
-        ] + [
-            m.PbDescribeConfig(
-                config_key=option.key, config_value=option.value, config_source=DYNAMIC_SOURCE
-            )
-            for option in without_effect.stored(self._registry.dynamic)
         ]
         return m.DescribeClusterConfigsResponse(configs=rows)
 

@@ -26,23 +26,21 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.remote import home
-from zufluss.config import without_effect
-from zufluss.config.lake import is_lake_key
-from zufluss.config.load import Configuration
-from zufluss.config.option import Kind, Option
-from zufluss.config.options import DATA_DIR, OPTIONS
+from zufluss.config.load import Configuration, LiveConfiguration, with_dynamic
+from zufluss.config.options import DATA_DIR
 from zufluss.config.table_options import TABLE_ZUFLUSS_REMOTE_PLACEMENT
+from zufluss.config.without_effect import OPTIONS_WITHOUT_EFFECT
 from zufluss.coordinator import records
+from zufluss.coordinator.configs import ConfigChange, changed_configs
 from zufluss.coordinator.ledger import Ledger
 from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, MetaStore, Op, Put
-from zufluss.model.alter import ConfigOp
-from zufluss.model.partition import plain
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableDescriptor, TableInfo
 from zufluss.remote.errors import LocationUnavailableError, RemoteStorageError
@@ -69,18 +67,6 @@ LOCATIONS_PATH: Final = "/remote/locations"
 PLACEMENT_PATH: Final = "/remote/placement"
 CONFIGS_PATH: Final = "/configs/cluster"
 
-DYNAMIC_ORIGIN: Final = "changed in the running cluster"
-"""The origin of options that ALTER_CLUSTER_CONFIGS set."""
-
-AT_START: Final = frozenset(
-    {
-        "datalake.format",
-        "kv.snapshot.interval",
-        "log.retention.roll-active-segment.enabled",
-    }
-)
-"""Options that Fluss changes at run time and this server takes at its start, lake keys aside."""
-
 NO_LOCATIONS: Final = Locations(0, (), explicit=False)
 """The registry before the first start."""
 
@@ -104,14 +90,6 @@ class Home:
     """Call it when that transaction is durable."""
 
 
-class ConfigChange(NamedTuple):
-    """One option to change."""
-
-    key: str
-    value: str | None
-    op: int
-
-
 class _StoredRegistry(NamedTuple):
     """The state of the registry as the metadata store has it."""
 
@@ -132,27 +110,32 @@ class LocationRegistry:
         self,
         store: MetaStore,
         ledger: Ledger,
-        conf: Configuration,
+        conf: LiveConfiguration,
         stored: _StoredRegistry,
         configured: Locations,
         *,
         live_usage: LiveUsage,
         has_uncounted: Callable[[], bool],
         on_change: Callable[[Locations], Awaitable[None]],
+        on_configs: Callable[[DynamicConfigs], Awaitable[None]],
         turn: asyncio.Lock,
     ) -> None:
-        self.conf = _overlaid(conf, stored.dynamic)
+        conf.change(stored.dynamic)
+        self.conf = conf
         """The configuration in force, with what was changed while the cluster ran."""
         self.dynamic = stored.dynamic
         """Options that were changed while the cluster ran."""
+        self.configs_for_tablets = _for_tablets(stored.versions, stored.dynamic)
+        """These options as tablet servers get them."""
         self.turn = turn
         """Held while the registry is changed or a file in a location is committed."""
         self._store = store
         self._ledger = ledger
-        self._static = conf
+        self._static = conf.started_with
         self._live_usage = live_usage
         self._has_uncounted = has_uncounted
         self._on_change = on_change
+        self._on_configs = on_configs
         self._reporters: dict[int, Callable[[], Sequence[HealthReport]]] = {}
         self._versions = stored.versions
         self._placement = stored.placement
@@ -171,21 +154,23 @@ class LocationRegistry:
         cls,
         store: MetaStore,
         ledger: Ledger,
-        conf: Configuration,
+        conf: LiveConfiguration,
         *,
         live_usage: LiveUsage,
         has_uncounted: Callable[[], bool],
         on_change: Callable[[Locations], Awaitable[None]],
+        on_configs: Callable[[DynamicConfigs], Awaitable[None]],
         turn: asyncio.Lock,
     ) -> LocationRegistry:
         """Load the registry, and bring it up to the configuration.
 
         `ConfigError` for a configuration without a location that has files. `live_usage` counts the
         files; `has_uncounted` says whether files in use are not counted yet, so that they may be in
-        any location. `on_change` gets every new version, with full addresses.
+        any location. `on_change` gets every new version, with full addresses, `on_configs` the
+        options that were changed in the running cluster.
         """
         stored = await _load(store, conf)
-        now, before = _overlaid(conf, stored.dynamic), stored.locations
+        now, before = with_dynamic(conf.started_with, stored.dynamic), stored.locations
         if before is NO_LOCATIONS:
             configured = reconcile(None, now, {})
         else:
@@ -200,6 +185,7 @@ class LocationRegistry:
             live_usage=live_usage,
             has_uncounted=has_uncounted,
             on_change=on_change,
+            on_configs=on_configs,
             turn=turn,
         )
         await registry._adopt(configured)
@@ -295,23 +281,26 @@ class LocationRegistry:
     async def alter_configs(self, changes: Iterable[ConfigChange]) -> None:
         """Change options while the cluster runs; all of them or none."""
         requested = tuple(changes)
-        conf = _overlaid(self._static, changed_configs(self.dynamic, requested, self._static))
+        conf = with_dynamic(self._static, changed_configs(self.dynamic, requested, self._static))
         marks = await self._marks(reconcile(self._stored, conf, self.live_files()))
         async with self.turn:
             before = self._stored
             dynamic = changed_configs(self.dynamic, requested, self._static)
-            conf = _overlaid(self._static, dynamic)
+            conf = with_dynamic(self._static, dynamic)
             after = reconcile(before, conf, self.live_files()).with_marks(marks, conf)
             await self._commit(
                 self._put(CONFIGS_PATH, dump_object(dynamic)), *self._registry_ops(after)
             )
-            self.dynamic, self.conf = dynamic, conf
+            self.dynamic = dynamic
+            self.configs_for_tablets = _for_tablets(self._versions, dynamic)
+            self.conf.change(dynamic)
             self._take_over(after)
         log.info("cluster_configs_changed", changed=sorted(dynamic))
         for key in dict.fromkeys(change.key for change in requested):
-            if (option := without_effect.OPTIONS_WITHOUT_EFFECT.get(key)) and key in dynamic:
+            if (option := OPTIONS_WITHOUT_EFFECT.get(key)) and key in dynamic:
                 log.warning("config_without_effect", key=key, reason=option.help)
         await self._tell(before)
+        await self._on_configs(self.configs_for_tablets)
 
     async def alter(
         self,
@@ -480,8 +469,8 @@ def _unusable(location: Location, problem: RemoteStorageError) -> ConfigError:
     return ConfigError(f"{location} cannot be used, nothing was changed: {problem.message}")
 
 
-def _overlaid(conf: Configuration, dynamic: Mapping[str, str]) -> Configuration:
-    return conf.with_overrides(without_effect.with_effect(dynamic), origin=DYNAMIC_ORIGIN)
+def _for_tablets(versions: Mapping[str, int], dynamic: Mapping[str, str]) -> DynamicConfigs:
+    return DynamicConfigs.for_tablets(versions.get(CONFIGS_PATH, 0), dynamic)
 
 
 def _live(
@@ -529,79 +518,6 @@ def _older_files(conf: Configuration) -> Locations:
     if (Path(data) / IMPLICIT_NAME / LAKE).is_dir():
         return reconcile(None, Configuration.of({DATA_DIR.key: data}), {})
     return NO_LOCATIONS
-
-
-def changed_configs(
-    dynamic: Mapping[str, str], changes: Iterable[ConfigChange], static: Configuration
-) -> dict[str, str]:
-    """The options after some changes; `ConfigError` if one is not allowed.
-
-    An option that takes effect at a start may be set to the value that it has, and be taken back:
-    that changes nothing.
-    """
-    after = dict(dynamic)
-    for change in changes:
-        if change.op == ConfigOp.SET and change.value is None:
-            raise ConfigError(f"{change.key} needs a value; to take one back, delete it (op 1)")
-        if _changes_nothing(change, static):
-            continue
-        option = _dynamic_option(change.key)
-        if change.op == ConfigOp.DELETE:
-            after.pop(change.key, None)
-        elif change.op != ConfigOp.SET:
-            after[change.key] = _listed(option, after.get(change.key), change, static)
-        elif change.key in without_effect.OPTIONS_WITHOUT_EFFECT:
-            after[change.key] = without_effect.checked(option, change.value or "")
-        else:
-            after[change.key] = (change.value or "").strip()
-            option.parse(after[change.key])
-    return after
-
-
-def _changes_nothing(change: ConfigChange, static: Configuration) -> bool:
-    """Whether a change leaves an option of Fluss that takes effect at a start as it is."""
-    option = OPTIONS.get(change.key)
-    if (option is None and not is_lake_key(change.key)) or (option is not None and option.dynamic):
-        return False
-    if change.op == ConfigOp.DELETE:
-        return is_lake_key(change.key) or change.key in AT_START
-    if change.op != ConfigOp.SET or change.value is None:
-        return False
-    if option is not None:
-        return change.key in AT_START and option.parse(change.value) == static.get(option)
-    _, format, name = change.key.split(".", 2)
-    return static.lake_properties(format).get(name) == change.value.strip()
-
-
-def _listed(
-    option: Option[Any], known: str | None, change: ConfigChange, static: Configuration
-) -> str:
-    """The text of a list option after APPEND or SUBTRACT."""
-    if option.kind is not Kind.LIST or change.op not in (ConfigOp.APPEND, ConfigOp.SUBTRACT):
-        raise ConfigError(
-            f"operation {change.op} on {option.key} is not possible; allowed: SET (0), DELETE (1), "
-            f"and for lists APPEND (2) and SUBTRACT (3)"
-        )
-    items = option.parse(known) if known is not None else static.get(option)
-    operands = option.parse(change.value or "")
-    if change.op == ConfigOp.APPEND:
-        return option.format((*items, *operands))
-    return option.format(tuple(item for item in items if item not in operands))
-
-
-def _dynamic_option(key: str) -> Option[Any]:
-    option = OPTIONS.get(key)
-    if option is not None and option.dynamic:
-        return option
-    if key in without_effect.OPTIONS_WITHOUT_EFFECT:
-        return without_effect.OPTIONS_WITHOUT_EFFECT[key]
-    allowed = [known.key for known in OPTIONS.values() if known.dynamic]
-    at_start = option is not None or is_lake_key(key)
-    why = "takes effect at a start of the servers only" if at_start else "is unknown"
-    raise ConfigError(
-        f"The config key {plain(key)} is not allowed to be changed dynamically. It {why}; "
-        f"changeable at run time: {', '.join(allowed)}"
-    )
 
 
 def _shown(locations: Locations) -> str:

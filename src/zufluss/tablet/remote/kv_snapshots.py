@@ -130,7 +130,8 @@ class KvSnapshotter:
         self._storage = context.storage
         self._kv = kv
         self._loop = asyncio.get_running_loop()
-        self._interval = conf.get(options.KV_SNAPSHOT_INTERVAL) / 1000
+        self._conf = conf
+        self._interval = self._configured_interval()
         self._retained = conf.get(options.KV_SNAPSHOT_NUM_RETAINED)
         self._reusable_seconds = conf.get(options.ZUFLUSS_REMOTE_SWEEP_GRACE) / 2000
         self._buckets: dict[TableBucket, BucketSnapshots] = {}
@@ -148,6 +149,23 @@ class KvSnapshotter:
             tick = min(max(self._interval / TICKS, low), high)
             work = repeat(tick, self._begin_due, "kv_snapshots_not_begun")
             self._timer = self._loop.create_task(work)
+
+    def retime(self) -> None:
+        """Follow the interval if it was changed; the buckets are spread over the new one."""
+        interval = self._configured_interval()
+        if interval == self._interval:
+            return
+        log.info("kv_snapshots_retimed", seconds=interval, before=self._interval)
+        self._interval = interval
+        for bucket in self._buckets.values():
+            bucket.period = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.start()
+
+    def _configured_interval(self) -> float:
+        return self._conf.get(options.KV_SNAPSHOT_INTERVAL) / 1000
 
     async def stop(self) -> None:
         """Cancel the snapshots under way; the next start removes their local files."""

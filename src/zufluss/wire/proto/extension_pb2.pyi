@@ -62,6 +62,7 @@ class RegisterTabletServerResponse(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     LOCATIONS_FIELD_NUMBER: _builtins.int
     PRODUCERS_FIELD_NUMBER: _builtins.int
+    CONFIGS_FIELD_NUMBER: _builtins.int
     server_epoch: _builtins.int
     """grows with every registration of this server"""
     coordinator_epoch: _builtins.int
@@ -81,6 +82,8 @@ class RegisterTabletServerResponse(_message.Message):
     def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbTableProducers]:
         """of its tables; those not among them have none"""
 
+    @_builtins.property
+    def configs(self) -> Global___PbDynamicConfigs: ...
     def __init__(
         self,
         *,
@@ -91,10 +94,11 @@ class RegisterTabletServerResponse(_message.Message):
         cluster_id: _builtins.str | None = ...,
         locations: Global___PbLocations | None = ...,
         producers: _abc.Iterable[Global___PbTableProducers] | None = ...,
+        configs: Global___PbDynamicConfigs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "server_epoch", b"server_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "producers", b"producers", "replicas", b"replicas", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "producers", b"producers", "replicas", b"replicas", "server_epoch", b"server_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -110,10 +114,13 @@ class TabletHeartbeatRequest(_message.Message):
     SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     LOCATION_REPORTS_FIELD_NUMBER: _builtins.int
     LOCATIONS_VERSION_FIELD_NUMBER: _builtins.int
+    CONFIGS_VERSION_FIELD_NUMBER: _builtins.int
     server_id: _builtins.int
     server_epoch: _builtins.int
     locations_version: _builtins.int
     """of the registry of locations that this server knows"""
+    configs_version: _builtins.int
+    """of the changed options that this server knows"""
     @_builtins.property
     def location_reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLocationReport]:
         """what this server saw of each location"""
@@ -125,10 +132,11 @@ class TabletHeartbeatRequest(_message.Message):
         server_epoch: _builtins.int | None = ...,
         location_reports: _abc.Iterable[Global___PbLocationReport] | None = ...,
         locations_version: _builtins.int | None = ...,
+        configs_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["configs_version", b"configs_version", "locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["location_reports", b"location_reports", "locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs_version", b"configs_version", "location_reports", b"location_reports", "locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -140,20 +148,26 @@ class TabletHeartbeatResponse(_message.Message):
 
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     LOCATIONS_FIELD_NUMBER: _builtins.int
+    CONFIGS_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     @_builtins.property
     def locations(self) -> Global___PbLocations:
         """the registry, where the server knows an older one"""
+
+    @_builtins.property
+    def configs(self) -> Global___PbDynamicConfigs:
+        """where the server knows another version"""
 
     def __init__(
         self,
         *,
         coordinator_epoch: _builtins.int | None = ...,
         locations: Global___PbLocations | None = ...,
+        configs: Global___PbDynamicConfigs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "locations", b"locations"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "locations", b"locations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -406,6 +420,78 @@ class UpdateLocationsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateLocationsResponse: _TypeAlias = UpdateLocationsResponse  # noqa: Y015
+
+@_typing.final
+class PbDynamicConfigs(_message.Message):
+    """---- Options that were changed in the running cluster
+
+    All of them, over what the servers were started with; without secrets.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    CONFIGS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """another one after each change"""
+    @_builtins.property
+    def configs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PbKeyValue]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int | None = ...,
+        configs: _abc.Iterable[_common_pb2.PbKeyValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbDynamicConfigs: _TypeAlias = PbDynamicConfigs  # noqa: Y015
+
+@_typing.final
+class UpdateConfigsRequest(_message.Message):
+    """UPDATE_CONFIGS (30006): the coordinator tells a tablet server which options were changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    CONFIGS_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    server_epoch: _builtins.int
+    @_builtins.property
+    def configs(self) -> Global___PbDynamicConfigs: ...
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int | None = ...,
+        server_epoch: _builtins.int | None = ...,
+        configs: Global___PbDynamicConfigs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateConfigsRequest: _TypeAlias = UpdateConfigsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateConfigsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateConfigsResponse: _TypeAlias = UpdateConfigsResponse  # noqa: Y015
 
 @_typing.final
 class GetBucketRemotesRequest(_message.Message):
