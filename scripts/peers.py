@@ -2,6 +2,9 @@
 
     python -m scripts.peers [--keep FOLDER] [Flink120UndoRecoveryITCase …]
 
+`--keep` leaves reports, logs and data of each class in a folder of its own below FOLDER, in place
+of those of an earlier run. Ctrl-C and SIGTERM end the server and the Java process of the class.
+
 Our own tests show what we think Fluss's clients do. These are the tests by which Fluss's developers
 judge a server, with the Java client and Flink SQL as users have them: Maven fetches the released
 jars into the cache of the user, and the classes in `tests/peers/java` put a running server in the
@@ -18,6 +21,7 @@ import argparse
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -90,7 +94,7 @@ CASES = (
     ),
     Case(
         f"{FLINK}.procedure.Flink120ProcedureITCase",
-        {"datalake.format": "paimon", "kv.rocksdb.shared-rate-limiter.bytes-per-sec": "100mb"},
+        {"datalake.format": "paimon", "kv.rocksdb.shared-rate-limiter.bytes-per-sec": "100 mb"},
         sasl=True,
     ),
 )
@@ -111,6 +115,7 @@ def main() -> int:
     parser.add_argument("classes", nargs="*", help="default: all")
     parser.add_argument("--keep", type=Path, help="a folder for reports, logs and data")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     missing = [name for name in ("mvn", "java", "javac") if shutil.which(name) is None]
     if missing:
         print(f"nothing was run: {', '.join(missing)} not found on the PATH")
@@ -122,7 +127,7 @@ def main() -> int:
     jars = fetched_jars()
     told: list[str] = []
     with tempfile.TemporaryDirectory(prefix="zufluss-peers-") as temporary:
-        folder = options.keep or Path(temporary)
+        folder = options.keep.resolve() if options.keep else Path(temporary)
         stubs = compiled_stubs(jars, folder / "classes")
         print(f"{'class':<40} {'passed':>7} {'failed':>7} {'expected':>9} {'minutes':>8}")
         for case in CASES:
@@ -196,6 +201,7 @@ def compiled_stubs(jars: Path, classes: Path) -> Path:
 def run(case: Case, class_path: tuple[Path, Path], folder: Path) -> dict[str, bool]:
     """Run one class on a server of its own; return whether each of its cases passed."""
     stubs, jars = class_path
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     client = f"127.0.0.1:{free_port()}"
     properties = case.properties

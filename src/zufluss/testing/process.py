@@ -47,7 +47,11 @@ class ReadyProcess:
         return self
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def arguments(self) -> Sequence[str]:
         """The command line."""
