@@ -18,8 +18,6 @@ Not part of CI, because it needs Maven Central; without Maven or Java it says so
 from __future__ import annotations
 
 import argparse
-import hashlib
-import os
 import shutil
 import signal
 import subprocess
@@ -30,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from scripts.maven import OPENING, MavenError, fetched_jars
 from scripts.newcomer import free_port
 from zufluss.testing.server import DevServer
 
@@ -37,21 +36,9 @@ PEERS = Path(__file__).parents[1] / "tests" / "peers"
 POM = PEERS / "pom.xml"
 SOURCES = PEERS / "java"
 EXPECTED = PEERS / "expected.txt"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zufluss" / "peers"
 CLASS_MINUTES = 40
 """A class that takes longer hangs: the limit of a case ends it long before."""
 CASE_LIMIT = "4m"
-OPENED = (
-    "java.lang",
-    "java.nio",
-    "java.time",
-    "java.util",
-    "java.util.concurrent",
-    "java.util.concurrent.atomic",
-    "sun.nio.ch",
-)
-"""Packages of Java 17 that Flink and Arrow look into."""
-
 ORIGINS = ("theirs", "differs", "ours")
 """How the reason of a listed case begins; the head of the list says what each means."""
 
@@ -124,7 +111,7 @@ def main() -> int:
     if unknown:
         raise PeersError(f"no such class: {', '.join(sorted(unknown))}")
     expected = read_expected(EXPECTED.read_text())
-    jars = fetched_jars()
+    jars = fetched_jars(POM)
     told: list[str] = []
     with tempfile.TemporaryDirectory(prefix="zufluss-peers-") as temporary:
         folder = options.keep.resolve() if options.keep else Path(temporary)
@@ -171,23 +158,6 @@ def read_expected(text: str) -> dict[str, str]:
     return reasons
 
 
-def fetched_jars() -> Path:
-    """Have Maven fetch what `pom.xml` names, unless an earlier call did; return the folder."""
-    folder = CACHE / hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
-    if folder.exists():
-        return folder
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as place:
-        command = ["mvn", "-q", "-B", f"-Dmaven.repo.local={CACHE / 'repository'}", "-f", str(POM)]
-        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
-        target = Path(place) / "jars"
-        done = subprocess.run([*command, *copy, f"-DoutputDirectory={target}"])
-        if done.returncode:
-            raise PeersError("Maven could not fetch the jars, see above")
-        target.rename(folder)
-    return folder
-
-
 def compiled_stubs(jars: Path, classes: Path) -> Path:
     """Compile the classes of `tests/peers/java`; return the folder."""
     sources = [str(source) for source in sorted(SOURCES.glob("*.java"))]
@@ -216,7 +186,7 @@ def run(case: Case, class_path: tuple[Path, Path], folder: Path) -> dict[str, bo
         java = [
             "java",
             "-Xmx2g",
-            *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
+            *OPENING,
             f"-Dpeer={server.bootstrap}",
             f"-Dpeer.CLIENT={client}",
             f"-Dpeer.python={sys.executable}",
@@ -262,5 +232,5 @@ def read_report(report: Path) -> dict[str, bool]:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except PeersError as problem:
+    except (PeersError, MavenError) as problem:
         sys.exit(str(problem))
