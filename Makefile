@@ -57,7 +57,8 @@ test-more: kernels ## the second tier of CI: README on other Pythons, larger sam
 test-spark41: kernels ## the Spark tests once more, on Spark 4.1
 	$(BIN)/python scripts/spark41.py
 
-test-peers: kernels ## the tests of Fluss's Flink connector against zufluss dev (needs Java and Maven Central; not part of CI)
+test-peers: kernels ## Fluss's Java and Rust clients and its Flink connector against zufluss dev (needs Maven Central; not part of CI)
+	$(BIN)/python -m scripts.clients
 	$(BIN)/python -m scripts.peers
 
 demo: kernels ## a server, live tables, tiering to Iceberg on Spark, lake and tail read as one
