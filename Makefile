@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-more test-spark41 test-peers demo bench fault proto docs clean
+.PHONY: help install check test test-more test-spark41 test-peers demo demo-flink bench fault proto docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,10 +59,14 @@ test-spark41: kernels ## the Spark tests once more, on Spark 4.1
 
 test-peers: kernels ## Fluss's Java and Rust clients and its Flink connector against zufluss dev (needs Maven Central; not part of CI)
 	$(BIN)/python -m scripts.clients
+	$(BIN)/python -m examples.flink.run || test $$? -eq 3
 	$(BIN)/python -m scripts.peers
 
 demo: kernels ## a server, live tables, tiering to Iceberg on Spark, lake and tail read as one
 	$(BIN)/python examples/demo.py
+
+demo-flink: kernels ## Flink SQL on a server of ours (needs Java and Maven Central)
+	$(BIN)/python -m examples.flink.run
 
 bench: kernels ## measured ratios to the machine's own limits and to pyfluss
 	$(BIN)/python -m bench
