@@ -63,11 +63,13 @@ def row(option: Option[object]) -> str:
 
 
 def test_the_catalogs_of_the_page_are_understood() -> None:
-    (block,) = fenced(PAGE, "yaml")
-    settings = yaml.safe_load(block)
     prefix = "datalake.iceberg."
-    given = {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix)}
-    assert normalized(given)["type"] == "rest"
+    types = []
+    for block in fenced(PAGE, "yaml"):
+        keys = yaml.safe_load(block).items()
+        given = {k.removeprefix(prefix): v for k, v in keys if k.startswith(prefix)}
+        types.append(normalized(given)["type"])
+    assert types == ["rest", "hadoop"]
     table = PAGE.read_text().partition("| `type` | needs |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.M)) < set(TYPES)
 

@@ -250,11 +250,16 @@ class CloudDirectory:
         except ObjectMissingError:
             return
 
-    async def list(self, prefix: str) -> AsyncIterator[list[tuple[str, int, int]]]:
-        """Yield path, size and time of change of the objects below a directory, in pages."""
+    async def list(
+        self, prefix: str, after: str | None = None
+    ) -> AsyncIterator[list[tuple[str, int, int]]]:
+        """Yield path, size and time of change of the objects below a directory, in pages.
+
+        With `after`, only those whose path in the directory sorts behind it.
+        """
         key = self._key(prefix).strip("/")
         skipped = len(self._prefix) + 1 if self._prefix else 0
-        last: str | None = None
+        last = None if after is None else f"{key}/{after}"
         tries = 0
         while True:
             tries += 1
@@ -266,6 +271,16 @@ class CloudDirectory:
                 return
             except (BaseError, OSError) as problem:
                 await self._again(prefix, problem, tries)
+
+    async def directories(self, prefix: str) -> Sequence[str]:
+        """Return the names that lead to objects further down, as a directory's directories."""
+        key = self._key(prefix).strip("/")
+
+        async def request() -> Sequence[str]:
+            answer = await obstore.list_with_delimiter_async(self._store, key or None)
+            return [path.rpartition("/")[2] for path in answer["common_prefixes"]]
+
+        return await self._tried(prefix, request)
 
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{path}" if self._prefix else path

@@ -9,6 +9,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from zufluss.lake.iceberg.files import local_path
+from zufluss.lake.iceberg.hadoop import HadoopCatalog
 from zufluss.model.table import TableInfo
 
 
@@ -21,9 +22,15 @@ def sqlite_properties(directory: Path) -> dict[str, str]:
     }
 
 
+def directory_properties(directory: Path) -> dict[str, str]:
+    """Properties of a catalog that is a directory."""
+    return {"type": "hadoop", "warehouse": f"file://{directory}/warehouse"}
+
+
 def load_table(table: TableInfo, properties: Mapping[str, str]) -> Table:
     """The lake table as it is now, through a catalog that shares nothing with ours."""
-    catalog = SqlCatalog("zufluss", **properties)
+    kind = HadoopCatalog if properties["type"] == "hadoop" else SqlCatalog
+    catalog = kind("zufluss", **properties)
     try:
         return catalog.load_table(tuple(table.path))
     finally:

@@ -80,7 +80,8 @@ def test_a_rest_catalog_is_known_by_its_java_class() -> None:
     ("given", "says"),
     [
         ({}, "datalake.iceberg.type is missing"),
-        ({"type": "hadoop"}, "give one of sql, rest"),
+        ({"type": "nessie"}, "give one of sql, rest, hadoop"),
+        ({"type": "hadoop"}, "needs datalake.iceberg.warehouse"),
         ({"type": "sql", "uri": "sqlite:///x"}, "needs datalake.iceberg.warehouse"),
         ({"type": "rest"}, "needs datalake.iceberg.uri"),
         ({"type": "in-memory", "warehouse": "/w"}, "give one of sql, rest"),

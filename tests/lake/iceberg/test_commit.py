@@ -77,7 +77,7 @@ class FakeCatalog:
     state: State = field(default_factory=State)
     commits: list[Answer] = field(default_factory=list)
     loads: list[Answer] = field(default_factory=list)
-    is_sqlite: bool = False
+    is_local: bool = False
     asked: int = 0
 
     def commit_table(self, table: FakeTable, requirements: Any, updates: Any) -> Any:
@@ -124,7 +124,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     FakeBuilder.made = []
     monkeypatch.setattr(module, "SnapshotBuilder", FakeBuilder)
     monkeypatch.setattr(module, "delete_old_metadata", lambda io, before, after: None)
-    monkeypatch.setattr(module, "is_sqlite", lambda catalog: catalog.is_sqlite)
+    monkeypatch.setattr(module, "is_local", lambda catalog: catalog.is_local)
     monkeypatch.setattr(module.time, "sleep", pauses.append)
     return pauses
 
@@ -256,7 +256,7 @@ def test_a_table_that_was_gone_before_the_commit_is_an_error_and_files_are_remov
 
 
 def test_a_local_catalog_knows_at_once_that_nothing_was_applied() -> None:
-    catalog = FakeCatalog(commits=[raising(OSError("disk"))], is_sqlite=True)
+    catalog = FakeCatalog(commits=[raising(OSError("disk"))], is_local=True)
     with pytest.raises(LakeError, match=r"not applied: OSError: disk") as caught:
         committed(catalog)
     assert not isinstance(caught.value, LakeCommitUnknownError)
@@ -265,7 +265,7 @@ def test_a_local_catalog_knows_at_once_that_nothing_was_applied() -> None:
 
 def test_a_local_catalog_whose_table_is_gone_is_no_riddle() -> None:
     gone = raising(NoSuchTableError("gone"))
-    catalog = FakeCatalog(commits=[raising(OSError("disk"))], loads=[gone], is_sqlite=True)
+    catalog = FakeCatalog(commits=[raising(OSError("disk"))], loads=[gone], is_local=True)
     with pytest.raises(LakeError, match="was dropped") as caught:
         committed(catalog)
     assert not isinstance(caught.value, LakeCommitUnknownError)
@@ -273,7 +273,7 @@ def test_a_local_catalog_whose_table_is_gone_is_no_riddle() -> None:
 
 def test_a_busy_local_database_is_tried_again() -> None:
     busy = OperationalError("commit", {}, Exception("database is locked"))
-    catalog = FakeCatalog(commits=[raising(busy)], is_sqlite=True)
+    catalog = FakeCatalog(commits=[raising(busy)], is_local=True)
     assert committed(catalog).table.metadata.snapshots == (PARENT, OURS)
 
 

@@ -9,6 +9,9 @@ pyiceberg's, without prefix; the spellings of Fluss configurations are understoo
 | `uri=jdbc:sqlite:<path>`, `jdbc:postgresql://…`, `jdbc:mysql://…` | SQLAlchemy's spelling |
 | `jdbc.user`, `jdbc.password` | part of the URI |
 | `catalog-impl=….RESTCatalog`, `….GlueCatalog`, `….HiveCatalog` | `type=rest`, `glue`, `hive` |
+| `catalog-impl=….HadoopCatalog` | `type=hadoop` |
+
+pyiceberg has no catalog of type `hadoop`; it is in `hadoop.py`.
 
 An embedded catalog is a SQLite file that a tiering service, readers and maintenance open at the
 same time. Its connections wait `SQLITE_BUSY_MS` for each other, use a write-ahead log so that
@@ -42,18 +45,32 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from zufluss.errors import ConfigError
 from zufluss.lake.base import LakeError
+from zufluss.lake.iceberg.hadoop import HadoopCatalog
 from zufluss.lake.iceberg.private import shared
+from zufluss.lake.iceberg.warehouse import check_warehouse
+from zufluss.remote.errors import RemoteStorageError
 
 NAME = "zufluss"
-TYPES = ("sql", "rest", "glue", "hive", "dynamodb", "bigquery")
+TYPES = ("sql", "rest", "hadoop", "glue", "hive", "dynamodb", "bigquery")
 SQLITE_BUSY_MS = 30_000
 """How long a connection waits for another one's transaction."""
 METADATA_CACHED_MAX = 64
 """Table metadata kept per catalog."""
 
-_REQUIRED = {"sql": ("uri", "warehouse"), "rest": ("uri",), "hive": ("uri",)}
+_REQUIRED = {
+    "sql": ("uri", "warehouse"),
+    "rest": ("uri",),
+    "hadoop": ("warehouse",),
+    "hive": ("uri",),
+}
 _EXTRAS = {"rest": "pyiceberg", "glue": "pyiceberg[glue]", "hive": "pyiceberg[hive]"}
-_IMPLEMENTATIONS = {"Jdbc": "sql", "REST": "rest", "Glue": "glue", "Hive": "hive"}
+_IMPLEMENTATIONS = {
+    "Jdbc": "sql",
+    "REST": "rest",
+    "Hadoop": "hadoop",
+    "Glue": "glue",
+    "Hive": "hive",
+}
 _catalogs: dict[tuple[Any, ...], Catalog] = {}
 _lock = threading.Lock()
 
@@ -97,6 +114,8 @@ def normalized(properties: Mapping[str, str]) -> dict[str, str]:
             )
     elif kind == "rest":
         out["snapshot-loading-mode"] = "all"  # the newest snapshot of ours may be older than others
+    elif kind == "hadoop":
+        check_warehouse(out["warehouse"])
     return out
 
 
@@ -127,10 +146,13 @@ def _sql_uri(properties: dict[str, str]) -> str:
 
 def _open(properties: dict[str, str]) -> Catalog:
     kind = properties.get("type", "")
-    where = re.sub(r"//[^/@]*@", "//", properties.get("uri", kind))
+    where = properties.get("warehouse", kind) if kind == "hadoop" else properties.get("uri", kind)
+    where = re.sub(r"//[^/@]*@", "//", where)
     try:
         if kind == "sql":
             return _open_sql(properties)
+        if kind == "hadoop":
+            return HadoopCatalog(NAME, **properties)
         return load_catalog(NAME, **properties)
     except (ImportError, ArgumentError) as problem:
         raise ConfigError(
@@ -249,10 +271,17 @@ def answered(what: str) -> Iterator[None]:
     """Turn errors of a catalog or file system into a `LakeError` that names `what`."""
     try:
         yield
-    except (OSError, SQLAlchemyError, RESTError) as problem:
+    except (OSError, SQLAlchemyError, RESTError, RemoteStorageError) as problem:
         raise LakeError(f"{what} cannot be read or changed: {problem}") from problem
 
 
-def is_sqlite(catalog: Catalog) -> bool:
-    """Whether the catalog is a SQLite file: then no request is under way after a call."""
+def is_local(catalog: Catalog) -> bool:
+    """Whether the catalog is a SQLite file or a directory: no request outlives a call."""
+    if isinstance(catalog, HadoopCatalog):
+        return catalog.is_local
     return isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite"
+
+
+def places_by_name(catalog: Catalog) -> bool:
+    """Whether a table lies where its name says: it cannot be renamed or created elsewhere."""
+    return isinstance(catalog, HadoopCatalog)

@@ -8,11 +8,11 @@ A commit has three outcomes. This table tells them apart after an error:
 | | it is not | not applied: check the fence on the current table, try again |
 | anything else | the snapshot is in the table | done |
 | | it is not, and the table's head has moved | not applied (the parent was required) |
-| | it is not, and the catalog is a local SQLite file | not applied (no request is under way) |
+| | it is not, and the catalog is a local file or directory | not applied (nothing is under way) |
 | | it is not, and the head is the parent | unknown: the request may still arrive |
 | | the table cannot be loaded | unknown |
 | | the table is gone | unknown: it may have gone after the commit, under another name |
-| there is no such table, or any of a local SQLite file | the table is gone | not applied |
+| there is no such table, or any of a local catalog | the table is gone | not applied |
 
 The snapshot's id is chosen once, so an applied attempt is found by it. Manifests of attempts that
 were certainly not applied are removed; after an unknown outcome nothing is removed.
@@ -45,7 +45,7 @@ from zufluss.lake.base import (
     LakeCommitUnknownError,
     LakeError,
 )
-from zufluss.lake.iceberg.catalog import answered, is_sqlite
+from zufluss.lake.iceberg.catalog import answered, is_local
 from zufluss.lake.iceberg.private import SnapshotBuilder, SnapshotChange, delete_old_metadata
 
 ATTEMPTS_MAX = 40
@@ -184,7 +184,7 @@ def _settle(table: Table, snapshot_id: int, problem: Exception) -> tuple[Table, 
 
 def _certainly_not_applied(before: Table, now: Table, problem: Exception) -> bool:
     refused = isinstance(problem, REFUSALS)
-    return refused or is_sqlite(before.catalog) or _head(before) != _head(now)
+    return refused or is_local(before.catalog) or _head(before) != _head(now)
 
 
 def _check_worth_trying(before: Table, now: Table, problem: Exception) -> None:
@@ -206,7 +206,7 @@ def _load_or_none(table: Table, problem: Exception) -> Table | None:
     try:
         return _reloaded(table)
     except LakeError:
-        if isinstance(problem, NoSuchTableError) or is_sqlite(table.catalog):
+        if isinstance(problem, NoSuchTableError) or is_local(table.catalog):
             raise
         return None
     except Exception:  # any error only means that the outcome is not known yet

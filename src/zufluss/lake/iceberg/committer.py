@@ -52,7 +52,7 @@ from zufluss.lake.base import (
     table_identity,
 )
 from zufluss.lake.iceberg import schema as s
-from zufluss.lake.iceberg.catalog import answered, file_properties, load
+from zufluss.lake.iceberg.catalog import answered, file_properties, load, places_by_name
 from zufluss.lake.iceberg.commit import AppliedCommit, commit_snapshot, load_table, new_snapshot_id
 from zufluss.lake.iceberg.handle import (
     POSITION_DELETES,
@@ -228,7 +228,7 @@ class IcebergCommitter:
     def _own_location(self) -> str | None:
         """A location for the lake table; another one if the usual location is in use."""
         warehouse = self._properties.get("warehouse")
-        if warehouse is None:
+        if warehouse is None or places_by_name(self._catalog):
             return None
         usual = f"{warehouse.rstrip('/')}/{'/'.join(self._identifier)}"
         earlier = f"{self._identifier[1]}__"
@@ -261,6 +261,12 @@ class IcebergCommitter:
             raise LakeTableError(
                 f"lake table {self.table.path} belongs to the newer table {old_id}; table "
                 f"{self.table.table_id} of this name was dropped and cannot be tiered any more"
+            )
+        if places_by_name(self._catalog):
+            raise LakeTableError(
+                f"lake table {self.table.path} belongs to the earlier table {old_id} of this name, "
+                "and a catalog of type hadoop cannot rename it; drop the lake table with an engine "
+                "that reads it, or name the table differently"
             )
         new_name = f"{self._identifier[1]}__{old_id}_{old_created}"
         self._catalog.rename_table(self._identifier, (self._identifier[0], new_name))

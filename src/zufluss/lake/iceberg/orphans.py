@@ -6,6 +6,7 @@
 | manifests, manifest lists (`.avro`) | retained snapshots |
 | `.metadata.json` | the catalog, and the metadata log of the current one |
 | statistics (`.puffin`, `.stats`) | the current metadata |
+| `-version-hint.temp` | nothing: a writer of a catalog of type `hadoop` was killed |
 
 `unreferenced_by_expiry` names what expired snapshots used and nobody else does. `sweep` lists the
 table's data and metadata directories first and asks what is referred to afterwards, so that what is
@@ -40,9 +41,10 @@ from pyiceberg.table.snapshots import Snapshot
 from zufluss.lake.base import LakeError, LakeTableError, SweepReport
 from zufluss.lake.iceberg.files import local_path
 from zufluss.lake.iceberg.private import manifest_entries
+from zufluss.lake.iceberg.warehouse import TEMPORARY_HINT
 
 METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
-SUFFIXES = (".parquet", ".avro", ".puffin", ".stats", *METADATA_SUFFIXES)
+SUFFIXES = (".parquet", ".avro", ".puffin", ".stats", TEMPORARY_HINT, *METADATA_SUFFIXES)
 """Names of files that may be removed."""
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
