@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from sqlalchemy.exc import OperationalError
 
+from tests.lake.iceberg.lake import directory_properties, load_table, sqlite_properties
 from tests.lake.iceberg.tables import (
     catalog_properties,
     commit_ids,
@@ -34,6 +36,7 @@ from tests.lake.iceberg.tables import (
     write_round,
 )
 from tests.lake.readers import READERS
+from zufluss import system
 from zufluss.lake.base import (
     COMMIT_USER,
     CommitterContext,
@@ -142,6 +145,32 @@ def test_a_round_becomes_one_snapshot_that_says_whose_it_is(tmp_path: Path) -> N
     assert summary is not None
     assert (summary["total-records"], summary["added-data-files"]) == ("3", "2")
     assert ids_in_lake(tmp_path, table) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("properties_of", [sqlite_properties, directory_properties])
+def test_a_commit_names_no_file_that_a_power_failure_can_take(
+    properties_of: Callable[[Path], dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    synced: set[int] = set()
+    for name in ("sync_data", "sync_names"):
+        sync = getattr(system, name)
+
+        def recorded(fd: int, sync: Callable[[int], None] = sync) -> None:
+            synced.add(os.fstat(fd).st_ino)
+            sync(fd)
+
+        monkeypatch.setattr(system, name, recorded)
+    properties = properties_of(tmp_path)
+    made = IcebergCommitter(CommitterContext(table_info(), properties))
+    made.prepare_table()
+    for number in range(3):
+        commit_ids(made, [number])
+    metadata = Path(load_table(table_info(), properties).metadata_location[7:]).parent
+    files = [path for path in metadata.iterdir() if path.name != "version-hint.text"]
+    assert len(files) == 3 * 2 + 4
+    assert [path for path in (metadata, *files) if path.stat().st_ino not in synced] == []
 
 
 def test_files_are_pruned_by_partition_and_bounds(tmp_path: Path) -> None:

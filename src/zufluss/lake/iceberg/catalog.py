@@ -35,7 +35,7 @@ from urllib.parse import quote, urlsplit
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError, RESTError
-from pyiceberg.io import load_file_io
+from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
@@ -45,6 +45,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from zufluss.errors import ConfigError
 from zufluss.lake.base import LakeError
+from zufluss.lake.iceberg.files import LakeFiles
 from zufluss.lake.iceberg.hadoop import HadoopCatalog
 from zufluss.lake.iceberg.private import shared
 from zufluss.lake.iceberg.warehouse import check_warehouse
@@ -233,6 +234,11 @@ class _SqlCatalog(SqlCatalog):
             metadata = shared(FromInputFile.table_metadata(io.new_input(location)))
             self._remember(location, metadata)
         return metadata
+
+    @staticmethod
+    def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
+        SqlCatalog._write_metadata(metadata, io, metadata_path)
+        LakeFiles({}, metadata.location).sync_all([metadata_path])
 
     def commit_table(
         self,

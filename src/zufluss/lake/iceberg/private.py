@@ -1,7 +1,8 @@
 """The only module that uses undocumented parts of pyiceberg: manifests, and writing a snapshot.
 
 pyiceberg 0.12 cannot write delete files, nor fence a commit, so a snapshot is put together here and
-handed to the catalog's public `commit_table`. Everything written is plain Iceberg v2.
+handed to the catalog's public `commit_table`. Everything written is plain Iceberg v2, and local
+files are synced: a catalog never names manifests that a power failure can take.
 
 A `SnapshotChange` has the files to add (data, position deletes), the paths to remove, and the
 properties of a snapshot. A `SnapshotBuilder` writes its manifests on top of a loaded table, again
@@ -69,6 +70,7 @@ from pyiceberg.typedef import Record
 
 from zufluss.clock import ClockMs, wall_ms
 from zufluss.lake.base import LakeCommitRefusedError, LakeTableError
+from zufluss.lake.iceberg.files import LakeFiles
 from zufluss.lake.iceberg.handle import (
     DATA,
     FileWritten,
@@ -281,6 +283,8 @@ class SnapshotBuilder:
             "timestamp-ms": max(self._clock_ms(), metadata.last_updated_ms),
         }
         snapshot = Snapshot.model_validate(fields)
+        written = [*self._kept, *(manifest.manifest_path for manifest in self._added)]
+        LakeFiles({}, metadata.location).sync_all(written)
         return StagedSnapshot(snapshot, _requirements(metadata), self._updates(snapshot))
 
     def discard(self, io: FileIO, *, landed: bool) -> None:
