@@ -52,18 +52,27 @@ def jar(coordinates: str) -> Path:
     return file
 
 
+def coordinates() -> str:
+    """The Maven coordinates of the jars on the page; skips where Spark is not the one for them."""
+    pyspark = pytest.importorskip("pyspark")
+    if not pyspark.__version__.startswith("4.1."):
+        pytest.skip(f"Iceberg has no runtime for Spark {pyspark.__version__}; make test-spark41")
+    found = re.search(r'"spark.jars.packages": "(.*?)"', page_block())
+    assert found is not None
+    return found[1]
+
+
+def jars() -> str:
+    """The jars of the page as the setting `spark.jars` takes them."""
+    return ",".join(str(jar(each)) for each in coordinates().split(","))
+
+
 def test_official_iceberg_reads_and_maintains_our_tables(
     connection: Connection, rounds: Rounds, lake_server: DevServer
 ) -> None:
     """Position deletes, partitions and the embedded catalog as another implementation sees them."""
-    pyspark = pytest.importorskip("pyspark")
-    if not pyspark.__version__.startswith("4.1."):
-        pytest.skip(f"Iceberg has no runtime for Spark {pyspark.__version__}; make test-spark41")
-    code = page_block()
-    coordinates = re.search(r'"spark.jars.packages": "(.*?)"', code)
-    assert coordinates is not None
-    jars = ",".join(str(jar(each)) for each in coordinates[1].split(","))
-    code = code.replace("spark.jars.packages", "spark.jars").replace(coordinates[1], jars)
+    code = page_block().replace("spark.jars.packages", "spark.jars")
+    code = code.replace(coordinates(), jars())
     schema = "id INT, name STRING"
     with lake_table(connection, schema, primary_key=["id"], bucket_count=2) as table:
         with table.upsert() as writer:
