@@ -299,21 +299,34 @@ async def test_a_change_that_waits_for_the_old_process_does_not_hold_up_the_new_
     assert apart.coordinator.image.find_table(EVENTS) is None
 
 
-async def test_an_order_of_an_earlier_registration_is_refused(apart: Apart) -> None:
+ORDERS = {
+    ApiKey.UPDATE_METADATA: m.UpdateMetadataRequest(full=True),
+    ApiKey.NOTIFY_LEADER_AND_ISR: m.NotifyLeaderAndIsrRequest(),
+    ApiKey.STOP_REPLICA: m.StopReplicaRequest(),
+    ApiKey.NOTIFY_LAKE_TABLE_OFFSET: m.NotifyLakeTableOffsetRequest(),
+    ApiKey.UPDATE_LOCATIONS: m.UpdateLocationsRequest(
+        locations=m.PbLocations(version=9, explicit=False, adaptive=False)
+    ),
+    ApiKey.UPDATE_CONFIGS: m.UpdateConfigsRequest(configs=m.PbDynamicConfigs(version=9)),
+    ApiKey.UPDATE_PRODUCERS: m.UpdateProducersRequest(),
+}
+
+
+@pytest.mark.parametrize("key", ORDERS)
+async def test_an_order_of_an_earlier_registration_or_coordinator_is_refused(
+    apart: Apart, key: ApiKey
+) -> None:
     """A late request of a former coordinator changes nothing."""
     await apart.link.join()
-    stale = apart.link.server_epoch
+    stale, order = apart.link.server_epoch, ORDERS[key]
     await apart.link.join()
-    for key, request in (
-        (ApiKey.UPDATE_METADATA, m.UpdateMetadataRequest(server_epoch=stale, full=True)),
-        (
-            ApiKey.NOTIFY_LEADER_AND_ISR,
-            m.NotifyLeaderAndIsrRequest(coordinator_epoch=1, server_epoch=stale),
-        ),
-        (ApiKey.STOP_REPLICA, m.StopReplicaRequest(coordinator_epoch=1, server_epoch=stale)),
+    server, coordinator = apart.link.server_epoch, apart.coordinator.catalog.epoch
+    for order.server_epoch, order.coordinator_epoch, whose in (
+        (stale, coordinator, "server"),
+        (server, coordinator - 1, "coordinator"),
     ):
-        with pytest.raises(ZuflussError) as caught:
-            await call(apart.tablet_services, key, request)
+        with pytest.raises(ZuflussError, match=f"belongs to {whose} epoch") as caught:
+            await call(apart.tablet_services, key, order)
         assert caught.value.code == ErrorCode.INVALID_COORDINATOR_EXCEPTION
     assert apart.in_step()
 

@@ -170,7 +170,7 @@ async def test_a_server_of_its_own_hears_lake_offsets_over_the_wire(tmp_path: Pa
         ClusterNode(1, (Endpoint("FLUSS", "localhost", 1),)), server.image, server.server,
         CoordinatorClient(_nobody), check_cluster=lambda _: None,
     )  # fmt: skip
-    link.server_epoch = 4
+    link._coordinator.epoch, link.server_epoch = 1, 4
     told = lake_offsets_to_proto(LakeOffsets(TableBucket(TABLE, None, 0), 1, log._bases[1]))
     request = m.NotifyLakeTableOffsetRequest(
         coordinator_epoch=1, server_epoch=4, notify_buckets_req=[told]

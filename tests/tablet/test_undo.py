@@ -224,7 +224,7 @@ async def test_a_server_of_its_own_hears_of_producers_over_the_wire(bucket: Prod
         ClusterNode(1, (Endpoint("FLUSS", "localhost", 1),)), bucket.image, bucket.server,
         CoordinatorClient(nobody), check_cluster=lambda _: None,
     )  # fmt: skip
-    link.server_epoch = 4
+    link._coordinator.epoch, link.server_epoch = 1, 4
     context = RequestContext(None, "FLUSS", 0, "test")
     entry = ProducerEntry("p", NUMBER, 2, frozenset({1}), True, False)
     told = m.UpdateProducersRequest(

@@ -174,7 +174,7 @@ class CoordinatorLink:
         self, request: m.UpdateMetadataRequest, ctx: RequestContext
     ) -> m.UpdateMetadataResponse:
         """UPDATE_METADATA (1013)."""
-        async with self._order(request.server_epoch):
+        async with self._order(request):
             await self._tablet.update_metadata(codec.changes_of(request))
         return m.UpdateMetadataResponse()
 
@@ -183,7 +183,7 @@ class CoordinatorLink:
     ) -> m.NotifyLeaderAndIsrResponse:
         """NOTIFY_LEADER_AND_ISR (1018): all buckets or none, so one answer for all."""
         replicas = list(map(replica_from_proto, request.notify_buckets_leader_req))
-        async with self._order(request.server_epoch):
+        async with self._order(request):
             await self._tablet.start_replicas(replicas)
         done = [
             m.PbNotifyLeaderAndIsrRespForBucket(table_bucket=each.table_bucket)
@@ -196,7 +196,7 @@ class CoordinatorLink:
     ) -> m.StopReplicaResponse:
         """STOP_REPLICA (1019)."""
         stops = list(map(stop_from_proto, request.stop_replicas_req))
-        async with self._order(request.server_epoch):
+        async with self._order(request):
             await self._tablet.stop_replicas(stops)
         done = [
             m.PbStopReplicaRespForBucket(table_bucket=each.table_bucket)
@@ -209,7 +209,7 @@ class CoordinatorLink:
     ) -> m.NotifyLakeTableOffsetResponse:
         """NOTIFY_LAKE_TABLE_OFFSET (1031)."""
         offsets = list(map(lake_offsets_from_proto, request.notify_buckets_req))
-        async with self._order(request.server_epoch):
+        async with self._order(request):
             await self._tablet.notify_lake_offsets(offsets)
         return m.NotifyLakeTableOffsetResponse()
 
@@ -217,13 +217,7 @@ class CoordinatorLink:
         self, request: m.NotifyKvSnapshotOffsetRequest, ctx: RequestContext
     ) -> m.NotifyKvSnapshotOffsetResponse:
         """NOTIFY_KV_SNAPSHOT_OFFSET (1029)."""
-        async with self._turn:
-            if request.coordinator_epoch != self._coordinator.epoch:
-                raise error(
-                    ErrorCode.INVALID_COORDINATOR_EXCEPTION,
-                    f"the order belongs to coordinator epoch {request.coordinator_epoch}, tablet "
-                    f"server {self._node.node_id} is registered with {self._coordinator.epoch}",
-                )
+        async with self._order(request):
             await self._tablet.notify_kv_snapshot_offset([kv_snapshot_offset_from_proto(request)])
         return m.NotifyKvSnapshotOffsetResponse()
 
@@ -231,7 +225,7 @@ class CoordinatorLink:
         self, request: m.UpdateLocationsRequest, ctx: RequestContext
     ) -> m.UpdateLocationsResponse:
         """UPDATE_LOCATIONS (30004)."""
-        async with self._order(request.server_epoch):
+        async with self._order(request):
             await self._update_locations(request.locations)
         return m.UpdateLocationsResponse()
 
@@ -239,7 +233,7 @@ class CoordinatorLink:
         self, request: m.UpdateConfigsRequest, ctx: RequestContext
     ) -> m.UpdateConfigsResponse:
         """UPDATE_CONFIGS (30006)."""
-        async with self._order(request.server_epoch):
+        async with self._order(request):
             await self._update_configs(request.configs)
         return m.UpdateConfigsResponse()
 
@@ -248,7 +242,7 @@ class CoordinatorLink:
     ) -> m.UpdateProducersResponse:
         """UPDATE_PRODUCERS (30044)."""
         tables = await _producers(request.tables)
-        async with self._order(request.server_epoch):
+        async with self._order(request):
             await self._tablet.update_producers(tables)
         return m.UpdateProducersResponse()
 
@@ -263,16 +257,24 @@ class CoordinatorLink:
         return await self._coordinator.call(key, request)
 
     @asynccontextmanager
-    async def _order(self, server_epoch: int) -> AsyncIterator[None]:
-        """An order of this registration, carried out in its turn."""
+    async def _order(self, request: Any) -> AsyncIterator[None]:
+        """An order of the present coordinator to this registration, carried out in its turn.
+
+        A coordinator that was replaced and does not know it yet has no effect.
+        """
         async with self._turn:
-            if server_epoch != self.server_epoch:
-                raise error(
-                    ErrorCode.INVALID_COORDINATOR_EXCEPTION,
-                    f"the order belongs to server epoch {server_epoch}, tablet server "
-                    f"{self._node.node_id} is registered with {self.server_epoch}",
-                )
+            self._check("coordinator", request.coordinator_epoch, self._coordinator.epoch)
+            if "server_epoch" in request.DESCRIPTOR.fields_by_name:
+                self._check("server", request.server_epoch, self.server_epoch)
             yield
+
+    def _check(self, whose: str, epoch: int, known: int) -> None:
+        if epoch != known:
+            raise error(
+                ErrorCode.INVALID_COORDINATOR_EXCEPTION,
+                f"the order belongs to {whose} epoch {epoch}, tablet server {self._node.node_id} "
+                f"is registered with {known}",
+            )
 
     async def _join(self) -> None:
         """Register; try again until the coordinator answers."""
