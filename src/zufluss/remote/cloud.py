@@ -8,6 +8,7 @@ breaks off continues where it was. Only the requests of a multipart upload are r
 it gets a few parts of the file at a time, so memory does not grow with the file.
 
 obstore distinguishes most failures only by the text of one exception; `typed` parses that text.
+`callers` is imported for the end of the process.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
+from zufluss.remote import callers  # noqa: F401
 from zufluss.remote.errors import (
     LocationUnavailableError,
     ObjectCorruptError,

@@ -68,7 +68,8 @@ def test_processes_that_commit_to_a_bucket_lose_no_commit(s3: dict[str, str]) ->
     catalog.create_table(TABLE, SCHEMA)
     settings = {key: value for key, value in s3.items() if key != "warehouse"}
     writers = [started(s3["warehouse"], f"w{n}", 8, **settings) for n in range(2)]
-    assert [writer.wait() for writer in writers] == [0, 0]
+    printed = [writer.communicate()[1].decode() for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0], printed
     found = catalog.load_table(TABLE)
     keys = {f"{name}-{n}" for name in ("w0", "w1") for n in range(8)}
     assert keys <= set(found.properties)
