@@ -143,6 +143,17 @@ async def test_creating_fails_when_a_repeated_try_meets_other_bytes(
     assert await objects.get("a", limit=99) == other
 
 
+async def test_a_conflict_with_another_request_does_not_say_that_the_object_exists(
+    objects: Objects, proxy: FaultProxy
+) -> None:
+    """The other request may be an earlier try of ours that still arrives: nothing is certain."""
+    proxy.set([Fault("status_409", methods=("PUT",), count=2)])
+    await objects.put("a", b"mine", if_absent=True)
+    proxy.set([Fault("status_409", methods=("PUT",))])
+    with pytest.raises(LocationUnavailableError, match="ConditionalRequestConflict"):
+        await objects.put("b", b"mine", if_absent=True)
+
+
 async def test_a_server_that_never_answers_is_unavailable_after_the_timeout(
     impatient: Objects, objects: Objects, proxy: FaultProxy, tmp_path: Path, large: Path
 ) -> None:

@@ -69,6 +69,9 @@ _STATUS_OF_CODE: Final = {
 }
 _FORBIDDEN: Final = (401, 403)
 _NOT_FOUND: Final = 404
+_CONFLICTS: Final = ("ConditionalRequestConflict", "OperationAborted")
+"""S3's codes for a request that met another one about the same object. Nothing was done, and
+whether the object exists is open: the other request may be an earlier try of this one."""
 _THROTTLED: Final = (429, 503)
 _NOT_IMPLEMENTED: Final = 501
 _AGAIN: Final = (408, 409, *_THROTTLED)
@@ -324,7 +327,8 @@ class CloudDirectory:
             return ObjectMissingError(uri, path, f"there is no such object ({reason})")
         if isinstance(problem, (PermissionDeniedError, UnauthenticatedError)):
             return ObjectForbiddenError(uri, path, reason)
-        if isinstance(problem, AlreadyExistsError):
+        code = _CODE.search(str(problem))
+        if isinstance(problem, AlreadyExistsError) and not (code and code[1] in _CONFLICTS):
             return ObjectExistsError(uri, path, "the object exists already")
         if isinstance(problem, PreconditionError):
             return ObjectCorruptError(uri, path, "the object was replaced while it was read")

@@ -11,6 +11,7 @@
 | `reset` | the connection is reset | no |
 | `half_open` | nothing, for ever | no |
 | `status_403` | 403 ExpiredToken | no |
+| `status_409` | 409 ConditionalRequestConflict | no |
 | `status_503` | 503 SlowDown | no |
 | `error_after_success` | 500, and the service has done it | yes |
 | `cut_body` | half of the answer's body, then the end of the connection | yes |
@@ -40,6 +41,7 @@ Kind = Literal[
     "reset",
     "half_open",
     "status_403",
+    "status_409",
     "status_503",
     "error_after_success",
     "cut_body",
@@ -50,11 +52,15 @@ PIECE_BYTES: Final = 1 << 16
 SEEN_MAX: Final = 100_000
 
 _EXPIRED: Final = b"<Error><Code>ExpiredToken</Code><Message>by FaultProxy</Message></Error>"
+_CONFLICT: Final = (
+    b"<Error><Code>ConditionalRequestConflict</Code><Message>by FaultProxy</Message></Error>"
+)
 _SLOW_DOWN: Final = b"<Error><Code>SlowDown</Code><Message>by FaultProxy</Message></Error>"
 _INTERNAL: Final = b"<Error><Code>InternalError</Code><Message>by FaultProxy</Message></Error>"
 
 _REFUSALS: Final[dict[Kind, tuple[str, bytes]]] = {
     "status_403": ("403 Forbidden", _EXPIRED),
+    "status_409": ("409 Conflict", _CONFLICT),
     "status_503": ("503 Slow Down", _SLOW_DOWN),
 }
 
