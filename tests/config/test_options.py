@@ -88,8 +88,18 @@ def test_a_table_property_is_parsed_by_its_option() -> None:
 
 
 def test_an_unknown_table_property_names_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean table\.log\.ttl\?"):
+    with pytest.raises(ConfigError, match=r"property\. Did you mean table\.log\.ttl\?$"):
         parse_table_property("table.log.tll", "7d")
+
+
+def test_an_unknown_table_property_that_is_like_no_other_is_refused_in_fluss_s_words() -> None:
+    """Its tests compare them as a whole; two keys are not alike because both begin with `table.`"""
+    with pytest.raises(ConfigError) as caught:
+        parse_table_property("table.unknown.option", "v")
+    assert caught.value.message == (
+        "'table.unknown.option' is not a recognized Fluss table property in the current cluster "
+        "version. You may be using an older Fluss cluster that does not support this property."
+    )
 
 
 def test_the_alterable_table_properties_are_those_of_fluss_and_one_of_ours() -> None:

@@ -134,6 +134,7 @@ PLAIN = PARTITIONED.replace(b'["p"]', b"[]")
 RESERVED = PLAIN.replace(b'"k"', b'"__offset"')
 CROWDED = PLAIN.replace(b'"bucket_count": 1', b'"bucket_count": 4097')
 THRICE = PLAIN.replace(b'"properties": {}', b'"properties": {"table.replication.factor": "3"}')
+UNKNOWN = PLAIN.replace(b'"properties": {}', b'"properties": {"table.log.tll": "1d"}')
 NONE = table_path(DATABASE, "none")
 
 
@@ -215,6 +216,13 @@ def creation(name: str, table_json: bytes = PLAIN) -> m.CreateTableRequest:
             creation("t", THRICE),
             17,
             "Replication factor: 3 larger than available tablet servers: 1.",
+        ),
+        (
+            ApiKey.CREATE_TABLE,
+            creation("t", UNKNOWN),
+            39,
+            "'table.log.tll' is not a recognized Fluss table property in the current cluster "
+            "version. You may be using an older Fluss cluster that does not support this property.",
         ),
         (
             ApiKey.GET_METADATA,

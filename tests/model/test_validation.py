@@ -58,7 +58,7 @@ AUTO = {"auto-partition.enabled": "true"}
 REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     # properties
     (TableDescriptor(Schema.of("a INT"), properties={"owner": "me"}), 39, "custom properties"),
-    (table({"log.tll": "3d"}), 39, "did you mean table.log.ttl"),
+    (table({"log.tll": "3d"}), 39, "Did you mean table.log.ttl"),
     (table({"log.format": "CSV"}), 39, "allowed: ARROW, INDEXED, COMPACTED"),
     (table({"replication.factor": "0"}), 39, "at least 1|1 to"),
     (table({"log.arrow.compression.zstd.level": "23"}), 39, "between 1 and 22"),

@@ -9,9 +9,9 @@ merge engine needs a primary key, …).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from zufluss.config.nearest import suggestion
+from zufluss.config.nearest import nearest
 from zufluss.config.option import (
     Option,
     bool_option,
@@ -23,6 +23,8 @@ from zufluss.config.option import (
 from zufluss.config.values import DAY_MS, INT32_MAX, INT64_MAX, MINUTE_MS
 from zufluss.errors import ConfigError
 from zufluss.lake_formats import LAKE_FORMATS
+
+PREFIX: Final = "table."
 
 TABLE_REPLICATION_FACTOR = int_option(
     "table.replication.factor",
@@ -244,18 +246,26 @@ TABLE_OPTIONS: Mapping[str, Option[Any]] = {
 def table_option(key: str) -> Option[Any]:
     """The property of that key; an unknown key is refused with the nearest one."""
     option = TABLE_OPTIONS.get(key)
-    if option is None:
-        near = suggestion(key, TABLE_OPTIONS)
-        if key.startswith("table."):
-            raise ConfigError(
-                f"{key!r:.200} is not a recognized Fluss table property in the current cluster "
-                f"version{near}. A property of your own belongs into the custom properties"
-            )
-        raise ConfigError(
-            f"{key!r:.200} is not a Fluss table property{near}. Please use '.customProperty(..)' "
-            "to set custom properties."
+    if option is not None:
+        return option
+    if key.startswith(PREFIX):
+        text = (
+            "is not a recognized Fluss table property in the current cluster version. You may be "
+            "using an older Fluss cluster that does not support this property."
         )
-    return option
+    else:
+        text = (
+            "is not a Fluss table property. Please use '.customProperty(..)' to set custom "
+            "properties."
+        )
+    raise ConfigError(f"{key!r:.200} {text}{_near(key)}")
+
+
+def _near(key: str) -> str:
+    """A question that names the nearest property; empty when none is near."""
+    names = [known.removeprefix(PREFIX) for known in TABLE_OPTIONS]
+    match = nearest(key.removeprefix(PREFIX), names)
+    return f" Did you mean {PREFIX}{match}?" if match else ""
 
 
 def parse_table_property(key: str, value: str) -> Any:
