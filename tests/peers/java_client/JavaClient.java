@@ -112,6 +112,9 @@ public class JavaClient {
         }
         same("changelog", Arrays.toString(changes), "[300, 1, 1, 1]");
         same("limit scan of keys", limited(stock, 5), 5);
+        try (BatchScanner scanner = stock.newScan().createBatchScanner()) {
+            same("scan of keys", counted(scanner), 299);
+        }
         same("row count", admin.getTableStats(STOCK).get().getRowCount(), 299L);
     }
 
@@ -134,16 +137,20 @@ public class JavaClient {
     /** How many rows a scan of the first bucket with a limit returns. */
     private static int limited(Table table, int limit) throws Exception {
         TableBucket bucket = new TableBucket(table.getTableInfo().getTableId(), 0);
-        int count = 0;
         try (BatchScanner scanner = table.newScan().limit(limit).createBatchScanner(bucket)) {
-            for (CloseableIterator<InternalRow> rows = scanner.pollBatch(POLL);
-                    rows != null;
-                    rows = scanner.pollBatch(POLL)) {
-                for (; rows.hasNext(); rows.next()) {
-                    count++;
-                }
-                rows.close();
+            return counted(scanner);
+        }
+    }
+
+    private static int counted(BatchScanner scanner) throws Exception {
+        int count = 0;
+        for (CloseableIterator<InternalRow> rows = scanner.pollBatch(POLL);
+                rows != null;
+                rows = scanner.pollBatch(POLL)) {
+            for (; rows.hasNext(); rows.next()) {
+                count++;
             }
+            rows.close();
         }
         return count;
     }
