@@ -21,6 +21,7 @@ from zufluss.wire.tables import path_to_proto
 SET, DELETE = 0, 1
 INTERVAL = "kv.snapshot.interval"
 FORMAT = "datalake.format"
+ENABLED = "datalake.enabled"
 URI = "datalake.iceberg.uri"
 SECRET = "datalake.iceberg.s3.secret-access-key"
 STATIC = {INTERVAL: "1h", "datalake.iceberg.warehouse": "s3://lake"}
@@ -115,6 +116,23 @@ async def test_tables_are_handed_out_only_while_the_cluster_has_a_lake(cluster: 
     assert await handed_out(cluster) is None
     await alter(cluster, {FORMAT: "iceberg"})
     assert await handed_out(cluster) == table.info.table_id
+
+
+async def test_a_lake_is_opened_to_tables_at_run_time_once_it_has_a_format(
+    cluster: Cluster,
+) -> None:
+    with pytest.raises(ConfigError, match=r"'datalake\.format' must be configured when"):
+        await alter(cluster, {ENABLED: "true"})
+    assert await listed(cluster, ENABLED) is None
+    await alter(cluster, {FORMAT: "iceberg", ENABLED: "false"})
+    with pytest.raises(InvalidTableError, match=r"Set datalake\.enabled = true"):
+        await lake_table(cluster)
+    await alter(cluster, {ENABLED: "true"})
+    await lake_table(cluster)
+    with pytest.raises(ConfigError, match="must be configured when"):
+        await alter(cluster, {FORMAT: None})
+    await alter(cluster, {FORMAT: None, ENABLED: None})
+    await alter(cluster, {INTERVAL: "1min"})
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,7 @@ def test_a_dynamic_option_of_fluss_that_means_nothing_here_is_stored_listed_and_
         ("kv.snapshot.interval", "5min", "soon"),
         ("log.retention.roll-active-segment.enabled", "false", "perhaps"),
         ("datalake.format", "paimon", "unknown"),
+        ("datalake.enabled", "false", "perhaps"),
         ("datalake.paimon.warehouse", "/nowhere", None),
     ],
 )

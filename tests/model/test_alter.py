@@ -91,6 +91,17 @@ def test_a_log_table_without_keys_can_join_the_lake_later() -> None:
         alter_properties(keyed, [PropertyChange("table.datalake.enabled", "true")], conf)
 
 
+def test_no_table_joins_a_lake_that_is_closed_and_tables_in_it_can_still_be_altered() -> None:
+    lake = {"datalake.format": "paimon"}
+    closed = Configuration.of(lake | {"datalake.enabled": "false"})
+    enabled = PropertyChange("table.datalake.enabled", "true")
+    with pytest.raises(InvalidAlterTableError, match=r"set datalake\.enabled = true"):
+        alter_properties(stored(), [enabled], closed)
+    inside = alter_properties(stored(), [enabled], Configuration.of(lake))
+    later = alter_properties(inside, [PropertyChange("table.datalake.freshness", "1min")], closed)
+    assert later.properties["table.datalake.freshness"] == "1min"
+
+
 def test_a_table_whose_server_is_gone_can_still_be_altered() -> None:
     table = stored(replication_factor="3")
     assert alter_properties(table, [PropertyChange("table.log.ttl", "1d")], CONF) is not table

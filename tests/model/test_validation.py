@@ -281,6 +281,14 @@ def test_a_lake_table_must_name_the_lake_of_the_cluster() -> None:
     assert made(descriptor, {"datalake.format": "paimon"})
 
 
+def test_new_tables_are_only_prepared_for_a_lake_that_is_not_open_yet() -> None:
+    closed = {"datalake.format": "iceberg", "datalake.enabled": "false"}
+    assert made(table(), closed).properties["table.datalake.format"] == "iceberg"
+    code, text = refused(table({"datalake.enabled": "true"}), closed)
+    assert (code, text.endswith("Set datalake.enabled = true on the servers")) == (15, True)
+    assert made(table({"datalake.enabled": "true"}), closed | {"datalake.enabled": "true"})
+
+
 def test_defaults_come_from_the_configuration() -> None:
     conf = {"default.bucket.number": "5", "default.replication.factor": "2"}
     completed = complete(table(None, PK), Configuration.of(conf))

@@ -345,6 +345,15 @@ DATALAKE_FORMAT = enum_option(
     allowed=tuple(LAKE_FORMATS),
     dynamic=True,
 )
+DATALAKE_ENABLED = bool_option(
+    "datalake.enabled",
+    None,
+    "Whether tables may be in the lake. With false, new tables are only prepared for it: they get "
+    "the format, and table.datalake.enabled = true is refused. With true, datalake.format must be "
+    "set. Tables that are in the lake stay there.",
+    default_text="whether `datalake.format` is set",
+    dynamic=True,
+)
 
 # -- Log ---------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from zufluss.config import without_effect
-from zufluss.config.load import Configuration, option_of
+from zufluss.config.load import Configuration, option_of, with_dynamic
 from zufluss.config.option import Kind, Option
-from zufluss.config.options import OPTIONS
+from zufluss.config.options import DATALAKE_ENABLED, DATALAKE_FORMAT, OPTIONS
 from zufluss.errors import ConfigError
 from zufluss.model.alter import ConfigOp
 from zufluss.model.partition import plain
@@ -45,7 +45,18 @@ def changed_configs(
         else:
             after[change.key] = (change.value or "").strip()
             option.parse(after[change.key])
+    if any(after.get(o.key) != dynamic.get(o.key) for o in (DATALAKE_ENABLED, DATALAKE_FORMAT)):
+        _check_lake(with_dynamic(static, after))
     return after
+
+
+def _check_lake(conf: Configuration) -> None:
+    """Raise `ConfigError` for a lake that tables may join and that has no format."""
+    if conf.get(DATALAKE_ENABLED) and conf.get(DATALAKE_FORMAT) is None:
+        raise ConfigError(
+            f"'{DATALAKE_FORMAT.key}' must be configured when '{DATALAKE_ENABLED.key}' is "
+            "explicitly set to true."
+        )
 
 
 def _listed(

@@ -27,7 +27,7 @@ from zufluss.model.partition import plain
 from zufluss.model.schema import Column
 from zufluss.model.table import TableDescriptor
 from zufluss.model.types import DataType
-from zufluss.model.validation import check_columns, check_table
+from zufluss.model.validation import check_columns, check_table, closed_lake
 
 TABLE_PREFIX = "table."
 LAST = 0
@@ -202,10 +202,10 @@ def _fill_lake_format(
         return
     cluster = conf.get(server.DATALAKE_FORMAT)
     if o.TABLE_DATALAKE_ENABLED.parse(properties[key]):
-        if cluster is None:
+        closed = closed_lake(conf)
+        if cluster is None or closed is not None:
             raise InvalidAlterTableError(
-                f"{key} = true, but the cluster has no lake; set {server.DATALAKE_FORMAT.key} on "
-                "the servers"
+                f"{key} = true, but the cluster has no lake for tables; set {closed} on the servers"
             )
         properties.setdefault(o.TABLE_DATALAKE_FORMAT.key, cluster)
 

@@ -172,7 +172,7 @@ def check_table(descriptor: TableDescriptor, conf: Configuration, live_servers: 
     for check in _PROPERTY_CHECKS:
         check(descriptor)
     _check_partitions(descriptor, conf)
-    _check_lake(descriptor, conf)
+    _check_lake(descriptor, conf, is_new=live_servers is not None)
     _check_replication(descriptor, live_servers)
 
 
@@ -387,15 +387,25 @@ def _check_date_key(auto: AutoPartition) -> None:
         )
 
 
-def _check_lake(descriptor: TableDescriptor, conf: Configuration) -> None:
+def closed_lake(conf: Configuration) -> str | None:
+    """What to set on the servers so that tables may join the lake; None if they may."""
+    if conf.get(server.DATALAKE_FORMAT) is None:
+        return server.DATALAKE_FORMAT.key
+    if conf.get(server.DATALAKE_ENABLED) is False:
+        return f"{server.DATALAKE_ENABLED.key} = true"
+    return None
+
+
+def _check_lake(descriptor: TableDescriptor, conf: Configuration, is_new: bool) -> None:
     properties = descriptor.properties
     cluster = conf.get(server.DATALAKE_FORMAT)
     lake = table_property(properties, o.TABLE_DATALAKE_FORMAT)
     if table_property(properties, o.TABLE_DATALAKE_ENABLED):
-        if cluster is None:
+        closed = closed_lake(conf)
+        if closed is not None and (is_new or cluster is None):
             raise InvalidTableError(
                 f"'{o.TABLE_DATALAKE_ENABLED.key}' is enabled for the table, but the Fluss cluster "
-                f"doesn't enable datalake tables. Set {server.DATALAKE_FORMAT.key} on the servers"
+                f"doesn't enable datalake tables. Set {closed} on the servers"
             )
         if lake is not None and lake != cluster:
             raise ConfigError(
