@@ -8,6 +8,7 @@ import uuid
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import (
+    BadRequestError,
     CommitFailedException,
     CommitStateUnknownException,
     NamespaceNotEmptyError,
@@ -25,6 +26,7 @@ from tests.lake.iceberg.hadoop_tables import (
     values,
 )
 from tests.lake.iceberg.hadoop_writer import TABLE, commit
+from zufluss.lake.base import LakeError
 from zufluss.lake.iceberg.catalog import load
 from zufluss.lake.iceberg.hadoop import HadoopCatalog
 from zufluss.remote.errors import LocationUnavailableError
@@ -94,6 +96,25 @@ def lost_answer(catalog: HadoopCatalog, monkeypatch: pytest.MonkeyPatch, arrives
         raise LocationUnavailableError(directory.uri.text, path, "no answer")
 
     monkeypatch.setattr(directory, "put", lost)
+
+
+def test_a_store_that_ignores_the_condition_is_refused(
+    bucket: tuple[HadoopCatalog, Table], s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commits of one version would both succeed there, and one of them would be lost."""
+    catalog = opened(**s3)
+    directory = catalog._files._directory  # type: ignore[attr-defined]
+    put = directory.put
+    monkeypatch.setattr(directory, "put", lambda path, data, if_absent: put(path, data, False))
+    table = catalog.load_table(TABLE)
+    files = catalog._files.names("db/t/metadata", "")
+    with pytest.raises(BadRequestError, match="in spite of If-None-Match"):
+        set_property(table)
+    with pytest.raises(LakeError, match="was not applied: BadRequestError"):
+        add_snapshot(table)
+    assert [name for name in catalog._files.names("db/t/metadata", "") if "json" in name] == [
+        name for name in files if "json" in name
+    ]
 
 
 def test_a_commit_whose_answer_was_lost_counts_once(

@@ -8,9 +8,10 @@ a commit, so only file systems are used on which it is atomic and durable:
 | a directory (`file:///path`) | a synced temporary file is linked, `link(2)` | the name exists |
 | S3 (`s3://`, `s3a://`, `s3n://`) | PUT with `If-None-Match: *` | the object exists |
 
-Other file systems are refused. A rename is not used: on a POSIX file system it replaces what is
-there. A hard link of a synced file is never half written; the temporary file that a crash leaves
-has the name `<uuid>.metadata.json`, as those of the Iceberg runtime, and is removed by the sweep.
+Other file systems are refused, and so are stores that ignore the condition. A rename is not used:
+on a POSIX file system it replaces what is there. A hard link of a synced file is never half
+written; the temporary file that a crash leaves has the name `<uuid>.metadata.json`, as those of the
+Iceberg runtime, and is removed by the sweep.
 
 Paths are relative to the warehouse. Everything else of a table, its manifests and data, is read and
 written by pyiceberg.
@@ -28,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from pyiceberg.exceptions import CommitStateUnknownException
+from pyiceberg.exceptions import BadRequestError, CommitStateUnknownException
 
 from zufluss import system
 from zufluss.errors import ConfigError
@@ -231,6 +232,7 @@ class CloudWarehouse:
         settings = store_properties(_store_settings(properties), uri)
         self._directory = CloudDirectory(uri, settings, TIMEOUT_MS)
         self._threads = Threads(THREADS, "zufluss-warehouse", may_hang=True)
+        self._is_conditional = False
 
     def names(self, directory: str, after: str) -> list[str]:
         """The names of objects directly below a prefix."""
@@ -272,6 +274,7 @@ class CloudWarehouse:
 
     def create(self, path: str, data: bytes) -> None:
         """Create an object; after an error, look whether it is there."""
+        self._check_conditional(path.rpartition("/")[0])
         try:
             self._wait(self._directory.put(path, data, if_absent=True))
         except ObjectExistsError as problem:
@@ -281,6 +284,30 @@ class CloudWarehouse:
                 raise CommitStateUnknownException(
                     f"{problem}; the object does not exist and may still appear"
                 ) from problem
+
+    def _check_conditional(self, directory: str) -> None:
+        """`BadRequestError` if the store replaces an object that was to be created only.
+
+        Not every store that speaks S3 knows the condition. Those that ignore it would lose commits
+        without a word, so an object is created twice before the first commit.
+        """
+        if self._is_conditional:
+            return
+        probe = f"{directory}/{uuid.uuid4()}.metadata.json"  # the sweep removes what a crash leaves
+        try:
+            self._wait(self._directory.put(probe, b"1", if_absent=True))
+            self._wait(self._directory.put(probe, b"2", if_absent=True))
+        except ObjectExistsError:
+            self._is_conditional = True
+        finally:
+            with suppress(RemoteStorageError):
+                self.delete([probe])
+        if not self._is_conditional:
+            raise BadRequestError(
+                f"the object store of {self._directory.uri} replaces objects in spite of "
+                "If-None-Match, so concurrent commits to a catalog of type hadoop would be lost; "
+                "nothing was committed. Use another store, or a catalog of type sql or rest"
+            )
 
     def _is_there(self, path: str, data: bytes, problem: RemoteStorageError) -> bool:
         """Whether the object has these bytes; FileExistsError if it has others."""
