@@ -66,6 +66,9 @@ class FakeTable:
     def name(self) -> tuple[str, ...]:
         return ("db", "t")
 
+    def location(self) -> str:
+        return "s3://lake/db/t"
+
 
 Answer = Callable[["FakeCatalog"], None]
 

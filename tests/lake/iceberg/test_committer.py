@@ -171,6 +171,11 @@ def test_a_commit_names_no_file_that_a_power_failure_can_take(
     files = [path for path in metadata.iterdir() if path.name != "version-hint.text"]
     assert len(files) == 3 * 2 + 4
     assert [path for path in (metadata, *files) if path.stat().st_ino not in synced] == []
+    synced.clear()
+    other = IcebergCommitter(CommitterContext(table_info(), properties))
+    newest = other.newest()
+    assert newest is not None
+    assert metadata.stat().st_ino in synced, "its writer may have been killed before it synced"
 
 
 def test_files_are_pruned_by_partition_and_bounds(tmp_path: Path) -> None:

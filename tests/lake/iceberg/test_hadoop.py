@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gzip
 import json
@@ -42,8 +43,9 @@ from tests.lake.iceberg.hadoop_tables import (
 )
 from tests.lake.iceberg.hadoop_writer import STEPS, TABLE, commit
 from tests.lake.readers import duckdb_rows
+from zufluss import system
 from zufluss.errors import ConfigError
-from zufluss.lake.base import LakeError
+from zufluss.lake.base import LakeCommitUnknownError, LakeError
 from zufluss.lake.iceberg import hadoop
 from zufluss.lake.iceberg.catalog import load
 from zufluss.lake.iceberg.hadoop import HadoopCatalog
@@ -401,6 +403,47 @@ def test_a_file_system_without_hard_links_is_refused(
     with pytest.raises(LakeError, match="needs hard links on this file system"):
         set_property(table)
     assert "ours" not in catalog.load_table(TABLE).properties
+
+
+# -- disks that fail -------------------------------------------------------------------------------
+
+
+def broken_sync(monkeypatch: pytest.MonkeyPatch, metadata: Path, times: int) -> list[str]:
+    """The first syncs of the directory with version 2 fail; returns what came of each."""
+    syncs: list[str] = []
+    sync = system.sync_names
+
+    def sync_or_fail(fd: int) -> None:
+        is_there = (metadata / "v2.metadata.json").exists()
+        if is_there and os.fstat(fd).st_ino == metadata.stat().st_ino:
+            syncs.append("failed" if len(syncs) < times else "done")
+            if syncs[-1] == "failed":
+                raise OSError(errno.EIO, "Input/output error")
+        sync(fd)
+
+    monkeypatch.setattr(system, "sync_names", sync_or_fail)
+    return syncs
+
+
+def test_a_version_whose_name_could_not_be_synced_is_synced_before_the_commit_counts(
+    catalog: HadoopCatalog, table: Table, metadata: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs = broken_sync(monkeypatch, metadata, 1)
+    ours = add_snapshot(table)
+    assert history(catalog) == [ours]
+    assert syncs == ["failed", "done"]
+
+
+def test_a_commit_that_cannot_be_made_durable_does_not_count_and_loses_no_file(
+    catalog: HadoopCatalog, table: Table, metadata: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_sync(monkeypatch, metadata, 1000)
+    with pytest.raises(
+        LakeCommitUnknownError, match=r"cannot be made durable: .*Input/output error"
+    ):
+        add_snapshot(table)
+    (snapshot,) = catalog.load_table(TABLE).snapshots()
+    assert Path(snapshot.manifest_list.removeprefix("file://")).exists()
 
 
 # -- crashes -------------------------------------------------------------------------------------

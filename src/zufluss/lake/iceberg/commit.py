@@ -6,7 +6,7 @@ A commit has three outcomes. This table tells them apart after an error:
 |---|---|---|
 | conflict, failed requirement, 4xx | the snapshot is in the table | done |
 | | it is not | not applied: check the fence on the current table, try again |
-| anything else | the snapshot is in the table | done |
+| anything else | the snapshot is in the table | done, once a local table's directory is synced |
 | | it is not, and the table's head has moved | not applied (the parent was required) |
 | | it is not, and the catalog is a local file or directory | not applied (nothing is under way) |
 | | it is not, and the head is the parent | unknown: the request may still arrive |
@@ -24,6 +24,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
@@ -46,6 +47,7 @@ from zufluss.lake.base import (
     LakeError,
 )
 from zufluss.lake.iceberg.catalog import answered, is_local
+from zufluss.lake.iceberg.files import LakeFiles
 from zufluss.lake.iceberg.private import SnapshotBuilder, SnapshotChange, delete_old_metadata
 
 ATTEMPTS_MAX = 40
@@ -170,6 +172,7 @@ def _settle(table: Table, snapshot_id: int, problem: Exception) -> tuple[Table, 
         now = _load_or_none(table, problem)
         if now is not None:
             if now.metadata.snapshot_by_id(snapshot_id) is not None:
+                _sync_applied(now, snapshot_id)
                 return now, True
             if _certainly_not_applied(table, now, problem):
                 return now, False
@@ -180,6 +183,24 @@ def _settle(table: Table, snapshot_id: int, problem: Exception) -> tuple[Table, 
         f"{type(problem).__name__}: {problem}; whether it was applied is not known, look for the "
         "snapshot before anything is removed"
     ) from problem
+
+
+def _sync_applied(now: Table, snapshot_id: int) -> None:
+    """Sync the metadata of an applied commit: it may be the sync that failed."""
+    try:
+        sync_metadata(now)
+    except OSError as problem:
+        raise LakeCommitUnknownError(
+            f"snapshot {snapshot_id} was committed to {'.'.join(now.name())} and cannot be made "
+            f"durable: {problem}; repair the file system, the next round looks for the snapshot"
+        ) from problem
+
+
+def sync_metadata(table: Table) -> None:
+    """Make the names of a local table's metadata files durable; each was synced as it got one."""
+    directory, _, _name = table.metadata_location.rpartition("/")
+    with suppress(FileNotFoundError):  # the table was dropped meanwhile
+        LakeFiles({}, table.location()).sync_all([directory])
 
 
 def _certainly_not_applied(before: Table, now: Table, problem: Exception) -> bool:

@@ -53,7 +53,13 @@ from zufluss.lake.base import (
 )
 from zufluss.lake.iceberg import schema as s
 from zufluss.lake.iceberg.catalog import answered, file_properties, load, places_by_name
-from zufluss.lake.iceberg.commit import AppliedCommit, commit_snapshot, load_table, new_snapshot_id
+from zufluss.lake.iceberg.commit import (
+    AppliedCommit,
+    commit_snapshot,
+    load_table,
+    new_snapshot_id,
+    sync_metadata,
+)
 from zufluss.lake.iceberg.handle import (
     POSITION_DELETES,
     IcebergCommittable,
@@ -123,10 +129,15 @@ class IcebergCommitter:
         ).to_bytes()
 
     def newest(self) -> CommittedSnapshot | None:
-        """The newest snapshot of ours for exactly this table; asks the catalog."""
+        """The newest snapshot of ours for exactly this table; asks the catalog.
+
+        It is made durable: its writer may have been killed before it could do so.
+        """
         self._lake = load_table(self._catalog, self._identifier)
         if self._lake is None or not owned(self._lake.metadata, self.table):
             return None
+        with answered(f"lake table {'.'.join(self._identifier)}"):
+            sync_metadata(self._lake)
         return newest_snapshot(self._lake.metadata, self.table)
 
     def to_committable(self, results: Sequence[IcebergWriteResult]) -> IcebergCommittable:
