@@ -134,6 +134,9 @@ PLAIN = PARTITIONED.replace(b'["p"]', b"[]")
 RESERVED = PLAIN.replace(b'"k"', b'"__offset"')
 CROWDED = PLAIN.replace(b'"bucket_count": 1', b'"bucket_count": 4097')
 THRICE = PLAIN.replace(b'"properties": {}', b'"properties": {"table.replication.factor": "3"}')
+NOTHING_LOCAL = PLAIN.replace(
+    b'"properties": {}', b'"properties": {"table.log.tiered.local-segments": "0"}'
+)
 UNKNOWN = PLAIN.replace(b'"properties": {}', b'"properties": {"table.log.tll": "1d"}')
 NONE = table_path(DATABASE, "none")
 
@@ -216,6 +219,12 @@ def creation(name: str, table_json: bytes = PLAIN) -> m.CreateTableRequest:
             creation("t", THRICE),
             17,
             "Replication factor: 3 larger than available tablet servers: 1.",
+        ),
+        (
+            ApiKey.CREATE_TABLE,
+            creation("t", NOTHING_LOCAL),
+            39,
+            "'table.log.tiered.local-segments' must be greater than 0.",
         ),
         (
             ApiKey.CREATE_TABLE,

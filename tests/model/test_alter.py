@@ -87,7 +87,9 @@ def test_a_log_table_without_keys_can_join_the_lake_later() -> None:
     table = alter_properties(stored(), [PropertyChange("table.datalake.enabled", "true")], conf)
     assert table.properties["table.datalake.format"] == "paimon"
     keyed = complete(TableDescriptor(Schema.of("a INT"), bucket_keys=("a",)), CONF)
-    with pytest.raises(InvalidAlterTableError, match="keys are not encoded"):
+    with pytest.raises(
+        InvalidAlterTableError, match="that were created before the Fluss cluster enabled datalake"
+    ):
         alter_properties(keyed, [PropertyChange("table.datalake.enabled", "true")], conf)
 
 

@@ -60,7 +60,7 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
     (TableDescriptor(Schema.of("a INT"), properties={"owner": "me"}), 39, "custom properties"),
     (table({"log.tll": "3d"}), 39, "Did you mean table.log.ttl"),
     (table({"log.format": "CSV"}), 39, "allowed: ARROW, INDEXED, COMPACTED"),
-    (table({"replication.factor": "0"}), 39, "at least 1|1 to"),
+    (table({"replication.factor": "0"}), 39, "must be greater than 0"),
     (table({"log.arrow.compression.zstd.level": "23"}), 39, "between 1 and 22"),
     (table({"kv.format-version": "3"}, PK), 39, "1 to 2"),
     (table({"log.tiered.local-segments": "0"}), 39, "local-segments"),

@@ -8,6 +8,7 @@ merge engine needs a primary key, …).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -261,6 +262,10 @@ def table_option(key: str) -> Option[Any]:
     raise ConfigError(f"{key!r:.200} {text}{_near(key)}")
 
 
+def _is_below_1(value: str) -> bool:
+    return re.fullmatch(r"\s*(-\d+|0+)\s*", value) is not None
+
+
 def _near(key: str) -> str:
     """A question that names the nearest property; empty when none is near."""
     names = [known.removeprefix(PREFIX) for known in TABLE_OPTIONS]
@@ -274,6 +279,8 @@ def parse_table_property(key: str, value: str) -> Any:
     try:
         return option.parse(value)
     except ConfigError as problem:
+        if option.minimum == 1 and option.maximum == INT32_MAX and _is_below_1(value):
+            raise ConfigError(f"'{key}' must be greater than 0.") from None
         raise ConfigError(
             f"Invalid value for config '{key}'. Reason: Could not parse value {value!r:.200} for "
             f"key '{key}'. {problem.message}"

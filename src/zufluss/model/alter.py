@@ -180,8 +180,8 @@ def _check_alterable(key: str, descriptor: TableDescriptor) -> None:
         raise InvalidAlterTableError(f"{key} is for primary-key tables; this is a log table")
     if key.startswith("table.datalake.") and not _may_change_lake(key, descriptor):
         raise InvalidAlterTableError(
-            f"{key} cannot be altered: the table was created when the cluster had no lake, so its "
-            f"keys are not encoded for one; create a new table"
+            f"The option '{key}' cannot be altered for tables that were created before the Fluss "
+            "cluster enabled datalake. Their keys are not encoded for a lake; create a new table"
         )
 
 
