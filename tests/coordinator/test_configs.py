@@ -144,6 +144,8 @@ async def test_a_lake_is_opened_to_tables_at_run_time_once_it_has_a_format(
         (FORMAT, "delta"),
         ("datalake.delta.uri", "http://catalog"),
         ("data.dir", "/elsewhere"),
+        ("datalake.iceberg.py-catalog-impl", "subprocess.Popen"),
+        ("datalake.iceberg.py-io-impl", "subprocess.Popen"),
     ],
 )
 async def test_a_bad_value_is_refused_and_nothing_changes(

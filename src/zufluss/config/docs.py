@@ -46,7 +46,7 @@ LAKE_INTRODUCTION = """\
 Iceberg's `uri`. Every such key is accepted, from every source, and kept as text. In the environment
 `_` stands for `.` and `__` for `-` (`ZUFLUSS_DATALAKE_ICEBERG_S3_ACCESS__KEY__ID` is
 `datalake.iceberg.s3.access-key-id`). All servers of a cluster need the same keys. They are dynamic,
-like `datalake.format`.
+like `datalake.format`, except `py-catalog-impl` and `py-io-impl`, which name Python classes.
 
 Servers send these keys to clients, as properties `table.datalake.<format>.*` of tables that have a
 `table.datalake.format`, so readers and tiering services need only the address of a server. The keys

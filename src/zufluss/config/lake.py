@@ -25,6 +25,9 @@ from zufluss.lake_formats import LAKE_FORMATS
 SECRET_PARTS = ("password", "secret", "token", "credential", "key", "authorization")
 """A key that contains one of these words is a secret."""
 
+PYTHON_CLASSES = ("py-catalog-impl", "py-io-impl")
+"""Properties that name a class, which every process that opens the catalog loads."""
+
 EMBEDDED_LAKE = "lake"
 """Folder in the data directory for the lake of `zufluss dev` when none is configured."""
 
@@ -39,9 +42,15 @@ def is_lake_key(key: str) -> bool:
 
 
 def lake_option(key: str) -> Option[str] | None:
-    """The option of a key that belongs to a lake format; it changes at run time, as in Fluss."""
+    """The option of a key that belongs to a lake format; it changes at run time, as in Fluss.
+
+    The name of a Python class does not: tiering services and readers would import it and call it.
+    """
+    match = _KEY.fullmatch(key)
+    if match is None:
+        return None
     help = "A property of the catalog of a lake format."
-    return Option(key, Kind.STRING, "", help, dynamic=True) if is_lake_key(key) else None
+    return Option(key, Kind.STRING, "", help, dynamic=match[2] not in PYTHON_CLASSES)
 
 
 def lake_key_of_variable(name: str) -> str | None:
