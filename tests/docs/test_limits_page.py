@@ -11,7 +11,12 @@ from zufluss.coordinator.catalog.catalog import DESCRIPTOR_BYTES_MAX
 from zufluss.coordinator.leases import service as leases
 from zufluss.kv.tablet import STORED_BYTES_MAX
 from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX
-from zufluss.net.connection import CONTROL_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
+from zufluss.net.connection import (
+    CONTROL_BYTES_MAX,
+    UNAUTHENTICATED_BYTES_MAX,
+    WRITE_BUFFER_HIGH,
+)
+from zufluss.net.memory import SHORT_SEND_SECONDS
 from zufluss.record.batch.check import BATCHES_MAX
 from zufluss.tablet import fetch, fetch_reader, lookup, produce, put, service
 from zufluss.tablet.scan import service as scans
@@ -28,6 +33,8 @@ ROWS = {
     "an answer with rows or records": [
         fetch_reader.FETCH_BYTES_MAX, service.LIMIT_SCAN_BYTES_MAX,
     ],
+    "unread answers of a client": [WRITE_BUFFER_HIGH],
+    "unread answers of all": [round(SHORT_SEND_SECONDS)],
     "growth of the server": [GROWTH_BYTES >> 20, GROWTH_PER_BYTE],
     "work of one connection": [round(pacing.TURN_SECONDS * 1000)],
     "a request that is decoded": [codec.BYTES_AT_ONCE],

@@ -11,7 +11,7 @@ how long the second connection waits; tests assert no durations.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from tests.end_to_end.kv import (
 )
 from tests.end_to_end.raw import RawClient, table_path
 from tests.end_to_end.scans import next_request, open_request, page_request, pin, pin_request
+from tests.memory import growth
 from tests.record.arrow_samples import log_batch
 from tests.servers import WarmServer
 from zufluss.client.sync.connection import Connection
@@ -333,20 +334,6 @@ def set_up(raw: RawClient, connection: Connection, rng: random.Random) -> World:
     partitions = [each.partition_id for each in admin.list_partitions("days")]
     ids = [info[name].table_id for name in names]
     return World(raw, *ids, partitions, info["wide"].schema, codec, rng)
-
-
-def memory_of(pid: int, field: str) -> int:
-    """A line of /proc/PID/status in bytes."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-def growth(pid: int, work: Callable[[], None]) -> int:
-    """How much more memory a process had at most while `work` was done."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak counts from now on
-    before = memory_of(pid, "VmRSS")
-    work()
-    return memory_of(pid, "VmHWM") - before
 
 
 def test_the_cost_of_a_request_is_bounded(world: tuple[WarmServer, World]) -> None:

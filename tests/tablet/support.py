@@ -190,6 +190,14 @@ class Connection:
     async def has_read(self) -> None:
         """The client has read what it was sent."""
 
+    @property
+    def has_room(self) -> bool:
+        return not (self.backlogged or self.short)
+
+    async def room(self) -> None:
+        while not self.has_room:
+            await asyncio.sleep(0)
+
     def at_turn_end(self, work: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(work)
 

@@ -554,7 +554,8 @@ ZUFLUSS_NET_SEND_MEMORY = memory_option(
     "zufluss.net.send-memory",
     512 * MIB,
     "The memory for answers that clients have not read, over all connections. Beyond it clients "
-    "with unread answers get no more, and the others small ones.",
+    "with unread answers get no more, the others small ones, large answers wait, and a client that "
+    "reads nothing for 10 s is disconnected.",
     minimum=MIB,
 )
 ZUFLUSS_NET_SEND_TIMEOUT = duration_option(

@@ -225,6 +225,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             stop = pos + 4 + length
             if stop > end:
                 break
+            if self.backlogged and not self._stopped:
+                self.stop_requests()
+                self.when_drained(self.go_on)
             if self.inflight >= server.burst_max or self._stopped:
                 self._held, self._carry = True, bytes(view[pos:end])
                 return
@@ -387,8 +390,16 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def backlogged(self) -> bool:
-        """Whether so many bytes wait to be sent that large answers wait for `when_drained`."""
-        return (self._unread or self._queued > WRITE_BUFFER_HIGH) and not self.closing
+        """Whether so many bytes wait to be sent that nothing is begun until `when_drained`."""
+        if not self._unread and self._queued <= WRITE_BUFFER_SHORT:  # mostly
+            return False
+        most = WRITE_BUFFER_SHORT if self.short else WRITE_BUFFER_HIGH
+        return (self._unread or self._queued > most) and not self.closing
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a large answer may be made: neither this client nor others left much unread."""
+        return not (self.backlogged or self.short)
 
     def when_drained(self, callback: Callable[[], None]) -> None:
         """Call back once the client has read all answers, or is gone."""
@@ -410,6 +421,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self.closing:
             raise NetworkError(f"{self.peer} is gone; nobody waits for the answer")
 
+    async def room(self) -> None:
+        """Wait until a large answer may be made; `NetworkError` if the client is gone."""
+        await self.has_read()
+        while self.short:
+            await self.server.sending.changed()
+            await self.has_read()
+
     def _wake_drained(self) -> None:
         waiting, self._drained = self._drained, []
         for callback in waiting:
@@ -429,7 +447,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         read = self._handed - unsent
         if not unsent or read - self._read >= SEND_PROGRESS_BYTES:
             self._read, self._read_since = read, now
-        elif now - self._read_since > limits.send_seconds:
+        elif now - self._read_since > (limits.short_seconds if self.short else limits.send_seconds):
             return "the client does not read its answers"
         if not self.inflight and not unsent and now - self.last_activity > limits.idle_seconds:
             return "idle"
@@ -510,6 +528,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             pace = self.pace
             pace.adopt()
             await pace.pause()  # a client may send hundreds of requests at once
+            if self.backlogged:  # by the answers to those
+                await self.has_read()
             response = await handler(request, context)
             if isinstance(response, EncodedResponse):
                 self.respond(request_id, response.buffers, sum(map(len, response.buffers)))
@@ -645,8 +665,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.transport.writelines(out)
         self.server.sent_bytes += size
         self._handed += size
-        if size > WRITE_BUFFER_SHORT or self._unread:
-            self.server.sending.note(self, self.unsent_bytes)
+        unsent = self.unsent_bytes
+        if unsent > WRITE_BUFFER_SHORT or self._unread:
+            self.server.sending.note(self, unsent)
         if self._drained and not self._unread:
             self._wake_drained()
 

@@ -12,9 +12,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ STRANGERS_MIN = 16
 """How many connections may be strangers, however few connections are allowed."""
 STRANGERS_MEMORY_SHARE = 8
 """Strangers get this fraction (1/n) of the memory of half-received frames."""
+SHORT_SEND_SECONDS = 10.0
+"""How long a client may read nothing while the memory of unread answers is short."""
 SEND_PROGRESS_BYTES = 1024 * 1024
 """What a slow client must read of its answers, each time, to be kept."""
 
@@ -56,6 +58,11 @@ class Limits:
     """Answers that clients have not read, over all connections."""
     send_seconds: float = 60.0
     """A client must read `SEND_PROGRESS_BYTES`, or all of its answers, within this time."""
+
+    @property
+    def short_seconds(self) -> float:
+        """The same while the memory of unread answers is short: others wait for it."""
+        return min(self.send_seconds, SHORT_SEND_SECONDS)
 
     @property
     def strangers_max(self) -> int:
@@ -144,8 +151,9 @@ class SendMemory:
     """The bound on answers that clients have not read, over all connections.
 
     Over the bound memory is `short`: clients with unread answers get no more until they have read,
-    and the others get small ones. So a server in which some clients do not read goes on with those
-    that do, and has at most the bound and a few kilobytes per connection of unread answers.
+    and the others get small ones; large ones wait. Who does not read is disconnected sooner.
+    So a server in which some clients do not read goes on with those that do, and has at most the
+    bound and a few kilobytes per connection of unread answers.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -155,7 +163,7 @@ class SendMemory:
         """More is unread than the bound, and not yet three quarters of it again."""
         self._behind: dict[Sender, int] = {}
         self._narrowed: set[Sender] = set()
-        self._waiting: list[Callable[[], None]] = []
+        self._changed: asyncio.Event | None = None
 
     def note(self, sender: Sender, unsent: int) -> None:
         """Account for what a client has not read at the moment."""
@@ -168,6 +176,7 @@ class SendMemory:
         """Remove a connection that has ended, with its unread answers."""
         self._narrowed.discard(sender)
         self.note(sender, 0)
+        self._wake()
 
     def hold(self, more: int) -> None:
         """Account for `more` bytes of answers that are still being made; negative gives back."""
@@ -191,9 +200,16 @@ class SendMemory:
             self._count(sender, sender.unsent_bytes)
         self._relax()
 
-    def when_room(self, callback: Callable[[], None]) -> None:
-        """Call back once memory is not short any more."""
-        self._waiting.append(callback)
+    async def changed(self) -> None:
+        """Wait until memory may not be short any more, or a connection has ended."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
 
     def _count(self, sender: Sender, unsent: int) -> None:
         self.used += unsent - self._behind.pop(sender, 0)
@@ -212,9 +228,7 @@ class SendMemory:
         narrowed, self._narrowed = self._narrowed, set()
         for sender in narrowed:
             sender.narrow(False)
-        waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback()
+        self._wake()
 
 
 def new_buffer(size: int) -> tuple[Any, memoryview]:

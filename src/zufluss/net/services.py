@@ -29,8 +29,19 @@ class Reader(Protocol):
     def backlogged(self) -> bool:
         """Whether the client has not yet read the answers it was sent."""
 
+    @property
+    def short(self) -> bool:
+        """Whether clients have left so much unread that answers should be small."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a large answer may be made now."""
+
     async def has_read(self) -> None:
-        """Wait until there is room for more; raises `NetworkError` if the client is gone."""
+        """Wait until the client has read its answers; raises `NetworkError` if it is gone."""
+
+    async def room(self) -> None:
+        """Wait until there is room for a large answer; raises `NetworkError` if it is gone."""
 
     def when_gone(self, callback: Callable[[], None]) -> None:
         """Call back once the connection has ended, from either side."""
@@ -40,10 +51,14 @@ class _AlwaysReads:
     """The reader of a call within the process, which is never behind."""
 
     peer = "this process"
-    backlogged = False
+    backlogged = short = False
+    has_room = True
 
     async def has_read(self) -> None:
         """Return at once: a caller in this process has no answers to read."""
+
+    async def room(self) -> None:
+        """Return at once: the answer stays in this process."""
 
     def when_gone(self, callback: Callable[[], None]) -> None:
         """Register nothing: a caller in this process never disconnects."""

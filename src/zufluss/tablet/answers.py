@@ -3,8 +3,8 @@
 A request of a few bytes can ask for many rows, whose size is unknown before they are read. So every
 answer is made within a number of bytes. It is first tried as a small answer, for which there is
 always room soon. Only if it becomes larger is it begun again as a large one; few of those are made
-at a time, and none for a client that has not read its earlier answers. An answer that waits holds
-no rows.
+at a time, and none while clients have left too much unread. No answer is made for a client that has
+not read its earlier ones. An answer that waits holds no rows.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 SMALL_BYTES_MAX: Final = 1 << 20
 """The most bytes of a small answer."""
+SHORT_MEMORY_BYTES: Final = 64 * 1024
+"""The same while the memory of unread answers is short."""
 SMALL_ANSWERS: Final = 16
 """Small answers that are made at a time: enough to keep the key-value worker busy."""
 LARGE_ANSWERS: Final = 2
@@ -56,16 +58,20 @@ class Answers:
         `build` raises `RowsTooLargeError` if these are too few. `small` is false for a request that
         takes long whatever it returns. Raises `RecordTooLargeError` if no answer may be so large.
         """
-        if small:
-            async with self._small:
-                try:
-                    return await build(min(SMALL_BYTES_MAX, self.bytes_max))
-                except RowsTooLargeError:
-                    pass
-        while True:
+        while small:
             await reader.has_read()
-            async with self._large:
+            async with self._small:
                 if reader.backlogged:  # by the answer to another of its requests
+                    continue
+                most = SHORT_MEMORY_BYTES if reader.short else SMALL_BYTES_MAX
+                try:
+                    return await build(min(most, self.bytes_max))
+                except RowsTooLargeError:
+                    break
+        while True:
+            await reader.room()
+            async with self._large:
+                if not reader.has_room:  # another answer has taken it
                     continue
                 try:
                     return await build(self.bytes_max)

@@ -139,10 +139,14 @@ class Fetch:
             if connection.closing:
                 self._unpark()
                 return
+            if not held and connection.backlogged:  # by the answers to other fetches of it
+                self.reading = None
+                self.serve(final=self.final)
+                return
+            reader.short = reader.short or connection.short or connection.backlogged
             next(reading)
             self.held = reader.bytes_passed
             connection.hold(self.held)
-            reader.short = reader.short or connection.short
             self._handler.continue_later(self)
             return
         except StopIteration as end:

@@ -32,7 +32,13 @@ from zufluss.record.kernels.lookup import scan_lookup
 from zufluss.record.slices import Slices
 from zufluss.replica.kv_host import KvHost
 from zufluss.replica.replica import Replica
-from zufluss.tablet.answers import Answers, Buffer, RowsAnswer, encoded
+from zufluss.tablet.answers import (
+    SHORT_MEMORY_BYTES,
+    Answers,
+    Buffer,
+    RowsAnswer,
+    encoded,
+)
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.put import PutHandler
@@ -124,7 +130,8 @@ class LookupHandler:
             key = (None if partition < 0 else partition, bucket)
             replica = None if table is None else table.replicas.get(key)
             if replica is not None and replica.kv is not None and not replica.kv.table.indexed:
-                horizon, out = replica.log.high_watermark, self._out
+                horizon = replica.log.high_watermark
+                out = self._out[:SHORT_MEMORY_BYTES] if connection.short else self._out
                 size = replica.kv.store.answer(
                     array, places, count, horizon, partition, bucket, out
                 )

@@ -127,9 +127,9 @@ class TabletService:
     ) -> EncodedResponse:
         """LIMIT_SCAN: the last rows of a log in whole batches, or rows of a primary-key table."""
         while True:
-            await context.reader.has_read()
+            await context.reader.room()
             async with self._limit_scans:
-                if not context.reader.backlogged:  # by the answer to another of its scans
+                if context.reader.has_room:  # and no other answer has taken it meanwhile
                     return await self._limit_scan(request)
 
     async def _limit_scan(self, request: m.LimitScanRequest) -> EncodedResponse:

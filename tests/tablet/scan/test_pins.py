@@ -28,12 +28,15 @@ class Wire:
     """A connection of a client, which can end."""
 
     peer = "host:1"
-    backlogged = False
+    backlogged = short = False
+    has_room = True
 
     def __init__(self) -> None:
         self._gone: list[Callable[[], None]] = []
 
     async def has_read(self) -> None: ...
+
+    async def room(self) -> None: ...
 
     def when_gone(self, callback: Callable[[], None]) -> None:
         self._gone.append(callback)

@@ -386,11 +386,18 @@ class Unread:
     """A client that sends many calls and reads no answer."""
 
     peer = "test"
-    backlogged = False
+    backlogged = short = False
+
+    @property
+    def has_room(self) -> bool:
+        return not self.backlogged
 
     async def has_read(self) -> None:
         while self.backlogged:
             await asyncio.sleep(0.001)
+
+    async def room(self) -> None:
+        await self.has_read()
 
     def when_gone(self, callback: Callable[[], None]) -> None: ...
 

@@ -191,7 +191,7 @@ class ScanService:
         self, request: m.ScanKvSnapshotRequest, context: RequestContext
     ) -> m.ScanKvSnapshotResponse:
         """SCAN_KV_SNAPSHOT (30031)."""
-        await context.reader.has_read()
+        await context.reader.room()
         partition_id = partition_id_of(request)
         who = context.principal
         replica = self.replica(request.table_id, partition_id, request.bucket_id, who)
@@ -310,16 +310,16 @@ class ScanService:
     async def turn(self, deadline: float, reader: Reader | None = None) -> AsyncIterator[bool]:
         """Wait to be one of the few calls that read; False if the deadline has passed.
 
-        Waits again if the client has unread answers when the turn comes.
+        Waits again if there is no room for the answer when the turn comes.
         """
         mine = False
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 mine = await self.calls.acquire()
-                while reader is not None and reader.backlogged:
+                while reader is not None and not reader.has_room:
                     self.calls.release()
                     mine = False
-                    await reader.has_read()
+                    await reader.room()
                     mine = await self.calls.acquire()
         try:
             yield mine

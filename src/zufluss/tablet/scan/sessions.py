@@ -86,7 +86,7 @@ class ScanSessions:
 
     async def scan_kv(self, request: m.ScanKvRequest, context: RequestContext) -> m.ScanKvResponse:
         """SCAN_KV (1061)."""
-        await context.reader.has_read()
+        await context.reader.room()
         try:
             return await self._answer(request, context)
         except KvPinGoneError as e:  # clients of Fluss know only that a scan has expired
