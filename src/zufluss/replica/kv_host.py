@@ -36,7 +36,7 @@ from zufluss.log.files import Files
 from zufluss.log.holds import Holder
 from zufluss.log.log import Log
 from zufluss.log.manager import caseless, log_directory, owner_directories
-from zufluss.log.worker import ThreadWorker
+from zufluss.log.worker import Done, Job, ThreadWorker
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.replica.memory_limit import memory_limit
 
@@ -114,6 +114,8 @@ class KvHost:
         self.encoder = ThreadWorker("zufluss-changelog", loop)
         """The thread that changelog batches are encoded in, after the worker and in its order."""
         self._tablets: dict[KvTablet, KvBucket] = {}
+        self._dropped: dict[Path, tuple[Job, Done]] = {}
+        """Buckets whose state is removed: the first one by the worker now, the others after it."""
         start_rocksdb_threads()
 
     @property
@@ -160,6 +162,8 @@ class KvHost:
             self._memory = KvMemory(self._budget(), self._when_passed)
         memory = self._memory
         directory = kv_directory(self._data_dir, replica.path, replica.bucket)
+        if directory in self._dropped:
+            self._remove_dropped_now()
         value_bytes_max = self._conf.get(options.ZUFLUSS_KV_VALUE_MAX_SIZE)
         synced = FlushMode(self._conf.get(options.ZUFLUSS_LOG_FLUSH)) is FlushMode.ACK
 
@@ -262,7 +266,9 @@ class KvHost:
     ) -> None:
         """Close the state of a bucket after the jobs under way; with `delete` remove it.
 
-        The state of a bucket that `failed` is not flushed: its log tells what is true.
+        The state of a bucket that `failed` is not flushed: its log tells what is true. States are
+        removed one after the other, so that the puts of others run in between: a drop may concern
+        thousands of buckets.
         """
         tablet = replica.tablet
         directory = tablet.store.directory
@@ -282,8 +288,30 @@ class KvHost:
             self._logged(tablet, "kv_not_removed", outcome)
             then(directory)
 
-        self.worker.submit(close, done)
+        if delete:
+            self._dropped[directory] = (close, done)
+            if len(self._dropped) == 1:
+                self._remove_next()
+        else:
+            self.worker.submit(close, done)
         self._tablets.pop(tablet, None)
+
+    def _remove_next(self) -> None:
+        """Have the worker remove the state of the next dropped bucket."""
+        directory, (job, done) = next(iter(self._dropped.items()))
+
+        def removed(outcome: object) -> None:
+            if self._dropped.pop(directory, None) is not None and self._dropped:
+                self._remove_next()
+            done(outcome)
+
+        self.worker.submit(job, removed)
+
+    def _remove_dropped_now(self) -> None:
+        """Have the worker remove the states of all dropped buckets before its next job."""
+        dropped, self._dropped = list(self._dropped.values()), {}
+        for job, done in dropped[1:]:  # the worker has the first one
+            self.worker.submit(job, done)
 
     def remove(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
         """Remove the state of a bucket that is not open."""
@@ -317,6 +345,7 @@ class KvHost:
             except Exception as e:  # the next start replays what was not flushed
                 log.error("kv_close_failed", tablet=repr(tablet.store), error=reason_of(e))
         self._tablets = {}
+        self._remove_dropped_now()
         await self._loop.run_in_executor(None, self.worker.stop)
         await self._loop.run_in_executor(None, self.encoder.stop)
         if self._memory is not None:
