@@ -19,6 +19,9 @@ from typing import Literal
 KeyEncoding = Literal["compacted", "paimon", "iceberg", "hudi"]
 
 _PLACE = re.compile(r"iceberg\.write\.(.+\.)?path")
+_OPENING = re.compile(
+    r"iceberg\.(py-.+|write\.py-.+\.impl|(s3|gcs|adls|hdfs|hf|client|header)\..+)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +85,12 @@ def is_place(key: str) -> bool:
     No table may choose that: its directory is its own, so that its sweep meets no other's files.
     """
     return _PLACE.fullmatch(key) is not None
+
+
+def opens_files(key: str) -> bool:
+    """Whether a custom property of a table says how the files of its lake table are opened.
+
+    pyiceberg puts these over the properties of the catalog. Whoever creates a table could have
+    tiering services and readers load a class, or send their requests and tokens to his server.
+    """
+    return _OPENING.fullmatch(key) is not None

@@ -77,6 +77,13 @@ REFUSALS: list[tuple[TableDescriptor, int, str]] = [
         39,
         "leave the property",
     ),
+    (table(custom_properties={"iceberg.s3.endpoint": "http://a"}), 39, "for the cluster to say"),
+    (table(custom_properties={"iceberg.py-io-impl": "a.B"}), 39, "for the cluster to say"),
+    (
+        table(custom_properties={"iceberg.write.py-location-provider.impl": "a.B"}),
+        39,
+        "for the cluster to say",
+    ),
     (table(custom_properties={"iceberg.write.object-storage.path": "x"}), 39, "leave the property"),
     # buckets and keys
     (table(bucket_count=0), 15, "bucket_count 0 is not allowed; give 1 to 4096"),

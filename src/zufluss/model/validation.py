@@ -33,7 +33,7 @@ from zufluss.errors import (
     InvalidReplicationFactorError,
     InvalidTableError,
 )
-from zufluss.lake_formats import LAKE_FORMATS, is_place
+from zufluss.lake_formats import LAKE_FORMATS, is_place, opens_files
 from zufluss.model.agg_columns import (
     AGGREGATION,
     declare,
@@ -412,6 +412,11 @@ def _check_lake(descriptor: TableDescriptor, conf: Configuration, is_new: bool) 
                 f"{o.TABLE_DATALAKE_FORMAT.key} = {lake} is not the lake of the cluster; "
                 f"allowed: {cluster}"
             )
+    for key in filter(opens_files, descriptor.custom_properties):
+        raise ConfigError(
+            f"{key!r:.80} is not allowed: how the files of the lake are opened is for the cluster "
+            f"to say (datalake.{key[:80]}); leave the property out"
+        )
     for key in filter(is_place, descriptor.custom_properties):
         raise ConfigError(
             f"{key!r:.80} is not allowed: the lake's catalog decides where files of a table lie, "

@@ -519,6 +519,15 @@ def test_a_table_cannot_send_its_files_to_another_place(tmp_path: Path) -> None:
     assert "write.data.path" not in iceberg(lake).metadata.properties
 
 
+def test_a_table_does_not_say_how_its_files_are_opened(tmp_path: Path) -> None:
+    """Tables from before such properties were refused may have one."""
+    keys = ("py-io-impl", "write.py-location-provider.impl", "s3.endpoint")
+    lake = rounds(tmp_path, LOG, **{f"iceberg.{key}": "antigravity.Class" for key in keys})
+    lake.commit(lake.write(named_rows(0, 4)))
+    assert not iceberg(lake).metadata.properties.keys() & set(keys)
+    assert "antigravity" not in sys.modules
+
+
 def test_a_sweep_of_a_new_table_leaves_the_files_of_its_predecessor(log: LakeRounds) -> None:
     """Dropped and re-created under the same name: both have their own directories."""
     log.commit(log.write(named_rows(0, 4)))

@@ -59,7 +59,7 @@ from pyiceberg.types import (
 
 from zufluss.lake.base import LakeTableError, table_identity
 from zufluss.lake.iceberg.handle import PartitionValue, PartitionValues
-from zufluss.lake_formats import is_place
+from zufluss.lake_formats import is_place, opens_files
 from zufluss.model import types as t
 from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_COLUMNS, TIMESTAMP_COLUMN
 from zufluss.model.partition import spec_of
@@ -260,7 +260,8 @@ def followed_properties(table: TableInfo) -> dict[str, str]:
     for key, value in {**descriptor.properties, **descriptor.custom_properties}.items():
         plain = key.startswith(ICEBERG_PREFIX)
         name = key.removeprefix(ICEBERG_PREFIX) if plain else FLUSS_PREFIX + key
-        ours = key.startswith(_CATALOG_PREFIX) or name.startswith(_RESERVED) or is_place(key)
+        ours = key.startswith(_CATALOG_PREFIX) or name.startswith(_RESERVED)
+        ours = ours or is_place(key) or opens_files(key)
         if not ours:
             out[name] = value
     return out
