@@ -36,8 +36,10 @@ from zufluss.log.writer_state import WriterState
 from zufluss.model.expression import col
 from zufluss.model.predicate import Predicate
 from zufluss.model.schema import Schema
+from zufluss.model.table import TableBucket
 from zufluss.record.batch.stats import build_statistics
 from zufluss.record.header import read_header
+from zufluss.remote import wal
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 from zufluss.wire.frame import pack_error, pack_response
@@ -282,3 +284,42 @@ def snapshots() -> list[bytes]:
 
 def segments() -> list[bytes]:
     return [b"".join(batches("small")[:2]), *captured("remote-log/**/*.log")]
+
+
+WAL_NAME = wal.WalName(7, 3)
+"""The name of the objects of the shared log that are decoded."""
+
+
+def wal_objects() -> list[bytes]:
+    """Objects of the shared log, as they are and with `S` before them, which seals them again."""
+    header = wal.WalHeader(wal.WalKind.SEAL, "00" * 16, 1, *WAL_NAME, b"n" * wal.NONCE_BYTES, 5)
+    found = [wal.encode(header), wal.encode(header._replace(kind=wal.WalKind.CLOSE))]
+    data, offset = batches("small")[0], 0
+    new = [
+        wal.NewEntry(
+            TableBucket(table, partition, 0), 1, kind, offset, end, (body,), len(body), crc
+        )
+        for table, partition in ((1, None), (1, 4), (2, None))
+        for kind, end, body, crc in (
+            (wal.EntryKind.CARRY, 3, data, crc32c(data)),
+            (wal.EntryKind.BATCHES, 3, data, crc32c(data)),
+            (wal.EntryKind.RELEASE, 0, b"", 0),
+        )
+    ]
+    found.append(wal.encode(header._replace(kind=wal.WalKind.DATA), new))
+    return found + [b"S" + each for each in found]
+
+
+def sealed_wal(data: bytes) -> bytes:
+    """The bytes with right checksums, as far as the counts in them can be followed."""
+    if len(data) < wal.HEADER_BYTES:
+        return data
+    body = wal.HEADER_BYTES + wal.ENTRY_BYTES * int.from_bytes(data[72:76], "little")
+    changed = bytearray(data)
+    for start in range(wal.HEADER_BYTES, min(body, len(data) - wal.ENTRY_BYTES), wal.ENTRY_BYTES):
+        position, length = struct.unpack_from("<II", data, start + 40)
+        batches = data[body + position : body + position + length]
+        changed[start + 48 : start + 52] = crc32c(batches).to_bytes(4, "little")
+    changed[84:88] = crc32c(bytes(changed[wal.HEADER_BYTES : body])).to_bytes(4, "little")
+    changed[92:96] = crc32c(bytes(changed[:92])).to_bytes(4, "little")
+    return bytes(changed)

@@ -47,6 +47,8 @@ from zufluss.record.batch.stats import may_match, read_statistics
 from zufluss.record.fault import BatchFault, RefusedBatchError
 from zufluss.record.header import iter_headers, read_header, seal
 from zufluss.record.kernels.batch_check import check_batch
+from zufluss.remote import wal
+from zufluss.remote.errors import ObjectCorruptError
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 from zufluss.wire.codec import decode
@@ -348,6 +350,15 @@ def segment(data: bytes) -> None:
     log.close(clean=True)
 
 
+def wal_object(data: bytes) -> None:
+    """Objects of the shared log: what is accepted is written again as it was."""
+    if data[:1] == b"S":
+        data = seeds.sealed_wal(data[1:])
+    read = wal.decode(data, seeds.WAL_NAME, "memory://fuzz")
+    new = [wal.NewEntry(*e[:5], (bytes(read.bytes_of(e)),), *e[6:]) for e in read.entries]
+    assert wal.encode(read.header, new) == data
+
+
 BATCHES = (CorruptRecordError, ZuflussError)
 
 TARGETS: dict[str, Target] = {
@@ -381,6 +392,7 @@ TARGETS: dict[str, Target] = {
         Target("commit_log", commit_log, seeds.commit_files, (CorruptRecordError,)),
         Target("checkpoint", checkpoint, seeds.checkpoints, ()),
         Target("writer_snapshot", writer_snapshot, seeds.snapshots, (ValueError,)),
+        Target("wal_object", wal_object, seeds.wal_objects, (ObjectCorruptError,)),
         Target("segment", segment, seeds.segments, (CorruptRecordError,)),
     )
 }

@@ -11,6 +11,7 @@
 | … `snap-N/UUID` | the other files of snapshot N |
 | … `snap-N/_METADATA` | the list of the snapshot's files (`snapshot.py`) |
 | `lake/DATABASE/TABLE-ID/metadata/UUID.offsets` | log offsets of a table in a lake snapshot |
+| `wal/EPOCH/NUMBER` | objects of the shared log (`wal.py`) |
 | `.zufluss-cluster` | the cluster that owns the location (`marker.py`) |
 | `.zufluss-probe/UUID` | written and deleted by a health probe |
 
