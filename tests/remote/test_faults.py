@@ -132,6 +132,24 @@ async def test_creating_succeeds_when_the_answer_was_lost_and_the_bytes_are_ours
     assert await objects.get("a", limit=4) == b"mine"
 
 
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_a_single_request_is_not_repeated(
+    kind: Kind, objects: Objects, proxy: FaultProxy
+) -> None:
+    """The shared log repeats its puts itself, and must know of each failure."""
+    proxy.set([Fault(kind, methods=("PUT",), count=1)])
+    with pytest.raises(LocationUnavailableError) as caught:
+        await objects.create("a", b"mine")
+    assert caught.value.throttled is (kind == "status_503")
+    assert len(proxy.seen) == 1
+    if kind == "error_after_success":
+        with pytest.raises(ObjectExistsError):
+            await objects.create("a", b"mine")
+    else:
+        await objects.create("a", b"mine")
+    assert await objects.get("a", limit=4) == b"mine"
+
+
 @pytest.mark.parametrize("other", [b"else", b"longer than that"])
 async def test_creating_fails_when_a_repeated_try_meets_other_bytes(
     other: bytes, objects: Objects, proxy: FaultProxy

@@ -64,6 +64,10 @@ async def test_data_is_synced_before_it_has_a_name_and_the_name_afterwards(
     steps.clear()
     await at(tmp_path / "new" / "root").put("a/b/d", b"1")  # the names may be a crashed one's
     assert steps.count("sync_names") == 1 + 2 + 1
+    steps.clear()
+    with pytest.raises(ObjectExistsError):  # who hears of it takes the object as durable
+        await objects.create("a/b/d", b"1")
+    assert steps == ["write", "sync_data", "sync_names"]
 
 
 async def test_a_put_that_fails_leaves_neither_an_object_nor_a_temporary_file(

@@ -41,7 +41,7 @@ from zufluss.remote.errors import (
     RemoteStorageError,
     check_limit,
 )
-from zufluss.remote.stores import TRIES, open_store
+from zufluss.remote.stores import TRIES, UNSIGNED, open_store
 from zufluss.remote.transfer import ReceivedFile, SentFile
 from zufluss.remote.uri import LocationUri
 
@@ -80,10 +80,19 @@ _AGAIN: Final = (408, 409, *_THROTTLED)
 class CloudDirectory:
     """The objects below one prefix of a bucket."""
 
-    def __init__(self, uri: LocationUri, properties: dict[str, str], timeout_ms: int) -> None:
+    def __init__(
+        self,
+        uri: LocationUri,
+        properties: dict[str, str],
+        timeout_ms: int,
+        *,
+        sign_payload: bool = True,
+    ) -> None:
         self.uri = uri
         self._prefix = uri.path.strip("/")
         self._seconds = timeout_ms / 1000
+        if not sign_payload:
+            properties = properties | UNSIGNED
         self._store: Any = open_store(uri, properties, timeout_ms, retries=0)
         self._parts: Any = open_store(uri, properties, timeout_ms, retries=TRIES - 1)
 
@@ -105,6 +114,16 @@ class CloudDirectory:
             crc = await asyncio.to_thread(crc32c, data)
             if tries == 1 or not await self._is(path, len(data), crc):
                 raise
+
+    async def create(self, path: str, data: bytes) -> None:
+        """Create an absent object with a single request, which may have succeeded if it raises."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                await obstore.put_async(
+                    self._store, self._key(path), data, mode="create", use_multipart=False
+                )
+        except (BaseError, OSError) as problem:
+            raise self.typed(path, problem) from problem
 
     async def put_file(self, path: str, source: Path) -> tuple[int, int]:
         """Create an object from a file; return its size and checksum."""

@@ -114,6 +114,10 @@ class LocalDirectory:
             path, lambda progress: self._make(path, progress, write, if_absent), writes=True
         )
 
+    async def create(self, path: str, data: bytes) -> None:
+        """Create an absent object."""
+        await self.put(path, data, if_absent=True)
+
     async def put_file(self, path: str, source: Path) -> tuple[int, int]:
         """Create an object from a file; return its size and checksum."""
 
@@ -329,6 +333,10 @@ class LocalDirectory:
                     temporary.replace(target)
                 break
             except FileExistsError:
+                # An earlier try may have made the name without syncing it, and who reads the
+                # object now takes it as durable.
+                with suppress(FileNotFoundError):
+                    system.sync_directory(target.parent)
                 raise ObjectExistsError(self.uri.text, path, "the object exists already") from None
             except FileNotFoundError:
                 if not tries_left:

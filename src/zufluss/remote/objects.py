@@ -77,7 +77,8 @@ class Objects:
 
     `properties` are cluster keys of object stores, of all or of this location
     (`stores.store_properties`). `timeout_ms` limits a request with its repetitions, and the time
-    that a transfer makes no progress.
+    that a transfer makes no progress. Without `sign_payload`, S3 requests are signed without a
+    digest of their bodies.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Objects:
         properties: Mapping[str, str] | None = None,
         *,
         timeout_ms: int = TIMEOUT_MS,
+        sign_payload: bool = True,
     ) -> None:
         self.uri = uri
         self._directory: LocalDirectory | CloudDirectory
@@ -95,7 +97,7 @@ class Objects:
             from zufluss.remote.cloud import CloudDirectory  # slow, and most clients do not need it
 
             own = store_properties(properties or {}, uri)
-            self._directory = CloudDirectory(uri, own, timeout_ms)
+            self._directory = CloudDirectory(uri, own, timeout_ms, sign_payload=sign_payload)
 
     async def put(self, path: str, data: bytes | memoryview, *, if_absent: bool = False) -> int:
         """Create an object; returns the CRC-32C of its bytes.
@@ -105,6 +107,15 @@ class Objects:
         """
         await self._directory.put(self._checked(path), data, if_absent)
         return await checksum(data)
+
+    async def create(self, path: str, data: bytes) -> None:
+        """Create an object with one request, for callers that repeat it themselves.
+
+        Raises ObjectExistsError if the object exists. It may be the caller's own of an earlier
+        request, and some stores say so when two requests merely met: look before you believe it.
+        After any other error the object may exist, or come into being later.
+        """
+        await self._directory.create(self._checked(path), data)
 
     async def put_file(self, path: str, source: Path) -> tuple[int, int]:
         """Create an object from a file that nobody changes; return its size and CRC-32C."""

@@ -31,12 +31,17 @@ REGION: Final = "us-east-1"
 _WHOLE_TRANSFER: Final = timedelta(days=1)
 """Time limit of a whole answer. The time limit between reads detects a silent server."""
 
+UNSIGNED: Final = {"s3.unsigned-payload": "true"}
+"""A property that no user sets: S3 requests are signed without a digest of the body, which costs
+more CPU time than everything else of a large put. For objects with checksums of their own."""
+
 _S3_CONFIG: Final = {
     "s3.endpoint": "endpoint",
     "s3.region": "region",
     "s3.access-key": "access_key_id",
     "s3.secret-key": "secret_access_key",
     "s3.session-token": "session_token",
+    "s3.unsigned-payload": "unsigned_payload",
 }
 _S3_KEYS: Final = {"s3.access-key", "s3.secret-key", "s3.session-token"}
 _GS_CONFIG: Final = {

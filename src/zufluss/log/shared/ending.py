@@ -1,0 +1,119 @@
+"""The end of a session that somebody else decides: a seal at its first free number.
+
+A seal is an object like any other, put if absent. Once it lies at number k the session never
+acknowledges k or anything above, because k is not its own (`writer.py`), and everything below k was
+there when the seal was put. The session may go on writing meanwhile, so seals are put at several
+numbers at once, and whoever seals looks again: the end is the lowest seal, or close, with no free
+number below it. Two sealers find the same end, because each filled every number below it first.
+
+Numbers are counted from the recorded floor, not from the lowest object that is listed: what a live
+session deleted looks free, and a seal in such a place would stop nobody. Seals are not deleted with
+the objects below them: a name that is free again could still be taken by a request under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+
+from zufluss.log.shared.api import Session
+from zufluss.log.shared.store import ObjectStore
+from zufluss.remote.errors import (
+    LocationUnavailableError,
+    ObjectExistsError,
+    ObjectMissingError,
+    RemoteStorageError,
+)
+from zufluss.remote.wal import (
+    HEADER_BYTES,
+    WalHeader,
+    WalKind,
+    WalName,
+    encode,
+    read_header,
+    session_directory,
+)
+
+ROUNDS_MAX: Final = 100
+"""How often a session may outrun its sealer."""
+
+_logger = structlog.get_logger(__name__)
+
+
+class _Listing(NamedTuple):
+    """The numbers of a session from its floor on."""
+
+    first_free: int
+    header_only: list[int]
+    """Numbers below the first free one whose objects are as short as a seal, in order."""
+
+
+async def seal(
+    store: ObjectStore,
+    session: Session,
+    floor: int,
+    coordinator_epoch: int,
+    in_flight: int,
+    nonce: Callable[[], bytes],
+) -> int:
+    """End a session; return its end."""
+    for _ in range(ROUNDS_MAX):
+        listing = await _list(store, session, floor)
+        for number in listing.header_only:
+            if await _ends_session(store, WalName(session.server_epoch, number)):
+                _logger.info("wal_session_sealed", **session._asdict(), floor=floor, end=number)
+                return number
+        await _put_seals(
+            store,
+            [
+                WalHeader(WalKind.SEAL, *session, number, nonce(), coordinator_epoch)
+                for number in range(listing.first_free, listing.first_free + 2 * in_flight)
+            ],
+        )
+    raise LocationUnavailableError(
+        store.uri.text,
+        session_directory(session.server_epoch),
+        f"no seal found a free number in {ROUNDS_MAX} rounds; try again",
+    )
+
+
+async def _list(store: ObjectStore, session: Session, floor: int) -> _Listing:
+    lengths: dict[int, int] = {}
+    async for page in store.list(session_directory(session.server_epoch)):
+        for info in page:
+            name = WalName.parse(info.path)
+            if name is not None and name.number >= floor:
+                lengths[name.number] = info.size
+    first_free = floor
+    while first_free in lengths:
+        first_free += 1
+    short = [n for n in range(floor, first_free) if lengths[n] == HEADER_BYTES]
+    return _Listing(first_free, short)
+
+
+async def _ends_session(store: ObjectStore, name: WalName) -> bool:
+    """Whether an object of the size of a seal is one; a data object may have been cut there."""
+    try:
+        head = await store.get_range(name.path, 0, HEADER_BYTES)
+    except ObjectMissingError as error:
+        raise LocationUnavailableError(
+            store.uri.text, name.path, "the object was listed and is missing"
+        ) from error
+    return read_header(head, name, store.uri.text).kind is not WalKind.DATA
+
+
+async def _put_seals(store: ObjectStore, headers: list[WalHeader]) -> None:
+    """Put seals where nothing is. A later look at the session tells which are there."""
+    outcomes = await asyncio.gather(
+        *(store.create(header.name.path, encode(header)) for header in headers),
+        return_exceptions=True,
+    )
+    errors = [o for o in outcomes if o is not None and not isinstance(o, ObjectExistsError)]
+    for error in errors:
+        if not isinstance(error, RemoteStorageError):
+            raise error
+    if len(errors) == len(headers):
+        raise errors[0]

@@ -1,0 +1,321 @@
+"""The session of a server: numbered objects, several under way, acknowledged in order.
+
+    append → gather.py → object n: create if absent ──► created, or exists and is ours: n is own
+                         n+1 … under way                exists and is not ours: fenced
+             own[0…m] without a gap ──► on_durable, object by object
+
+Object n is acknowledged when 0…n are all known to be our own. This is what makes one seal end the
+session: whoever put a foreign object at k will never see us acknowledge k or anything above, though
+objects above k may be there. A put that fails or times out is sent again for ever, the same bytes
+under the same name, so it does not matter which of the requests arrives and when. A put that takes
+much longer than others is sent a second time while the first one goes on.
+
+"It exists" is never believed without a look (S3 says so, too, when two requests merely met): the
+first 96 bytes of the object are compared with ours, which have a random nonce.
+
+Unsent bytes are bounded. When `full`, the server stops reading from writers until there is `room`.
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+import structlog
+
+from zufluss.clock import Clock
+from zufluss.errors import StorageBackpressureError
+from zufluss.log.shared.api import OnDurable, OnFenced, Session, SessionFencedError
+from zufluss.log.shared.gather import Gathering
+from zufluss.log.shared.pace import Pace, backoff_seconds
+from zufluss.log.shared.store import ObjectStore, WalSettings
+from zufluss.model.table import TableBucket
+from zufluss.remote.errors import (
+    LocationUnavailableError,
+    ObjectCorruptError,
+    ObjectExistsError,
+    ObjectMissingError,
+)
+from zufluss.remote.wal import (
+    HEADER_BYTES,
+    EntryKind,
+    WalHeader,
+    WalKind,
+    WalName,
+    encode,
+)
+
+AHEAD_FACTOR: Final = 4
+"""Objects above one that is not known to be ours, at most, as a multiple of those under way."""
+MEMORY_SECONDS: Final = 0.1
+"""Pause after an object could not be built for lack of memory."""
+
+_logger = structlog.get_logger(__name__)
+
+_Ends = list[tuple[TableBucket, int]]
+
+
+class ObjectWriter:
+    """A session over a store of objects; a `SessionWriter`."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        session: Session,
+        settings: WalSettings,
+        on_durable: OnDurable,
+        on_fenced: OnFenced,
+        *,
+        clock: Clock,
+        random: Random,
+        nonce: Callable[[], bytes],
+    ) -> None:
+        self._store = store
+        self._session = session
+        self._settings = settings
+        self._on_durable = on_durable
+        self._on_fenced = on_fenced
+        self._clock = clock
+        self._random = random
+        self._nonce = nonce
+        self._loop = asyncio.get_running_loop()
+        self._gathering = Gathering(settings.object_bytes)
+        self._pace = Pace(settings.interval_seconds, settings.in_flight, clock)
+        self._next = 0
+        self._durable = 0
+        self._own: dict[int, _Ends] = {}
+        """Objects that are known to be ours, above one that is not."""
+        self._under_way: dict[int, asyncio.Task[bool]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._scheduled = False
+        self._closing = False
+        self._error: SessionFencedError | None = None
+        self._changed = asyncio.Event()
+        """Set when a waiting coroutine should look again."""
+
+    @property
+    def full(self) -> bool:
+        """So much waits that nothing is taken: stop reading from writers, and await `room`."""
+        return self._gathering.length >= self._settings.gathered_bytes
+
+    @property
+    def durable_number(self) -> int:
+        """All objects below this number are durable: no floor may lie above it."""
+        return self._durable
+
+    def append(
+        self,
+        bucket: TableBucket,
+        leader_epoch: int,
+        first_offset: int,
+        end_offset: int,
+        batches: bytes | memoryview,
+        kind: EntryKind = EntryKind.BATCHES,
+    ) -> None:
+        """Have batches made durable; see `SessionWriter`."""
+        if self._error is not None:
+            raise self._error
+        if self._closing:
+            raise ValueError(f"{self!r} was closed")
+        if self.full:
+            raise StorageBackpressureError(
+                f"{self._gathering.length} bytes wait for the shared log at "
+                f"{self._store.uri.text}; try again later"
+            )
+        self._gathering.add(bucket, leader_epoch, first_offset, end_offset, batches, kind)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._start)
+
+    async def room(self) -> None:
+        """Wait until the session takes entries, or is fenced."""
+        await self._wait_for(lambda: not self.full)
+
+    async def close(self) -> None:
+        """Make everything durable and end the session; raises SessionFencedError."""
+        self._closing = True
+        self._start()
+        await self._wait_for(lambda: not self._gathering.waits and self._next == self._durable)
+        if self._error is not None:
+            raise self._error
+        header = self._header(WalKind.CLOSE)
+        self._send(header.number, encode(header), [])
+        await self._wait_for(lambda: self._next == self._durable)
+        if self._error is not None:
+            raise self._error
+
+    async def stop(self) -> None:
+        """Give up: what is not durable yet may become durable or not."""
+        self._closing = True
+        tasks = list(self._under_way.values())
+        self._cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_for(self, condition: Callable[[], bool]) -> None:
+        while self._error is None and not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # Starting objects
+
+    def _start(self) -> None:
+        """Start the objects that may start now, and a timer for the next."""
+        self._scheduled = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._gathering.waits and self._has_slot():
+            left = 0.0 if self._closing or self._gathering.complete else self._pace.seconds_left
+            if left > 0 or not self._start_object():
+                self._timer = self._loop.call_later(left or MEMORY_SECONDS, self._start)
+                return
+
+    def _has_slot(self) -> bool:
+        allowed = self._pace.in_flight
+        return (
+            self._error is None
+            and len(self._under_way) < allowed
+            and self._next - self._durable < AHEAD_FACTOR * allowed
+        )
+
+    def _start_object(self) -> bool:
+        """Give the oldest object its number and send it; False if there is no memory for it."""
+        entries = self._gathering.oldest()
+        header = self._header(WalKind.DATA)
+        try:
+            data = encode(header, entries)
+        except MemoryError:
+            _logger.warning("wal_object_postponed", number=header.number, reason="no memory")
+            return False
+        self._gathering.drop_oldest()
+        self._pace.started()
+        self._send(header.number, data, [(entry.bucket, entry.end_offset) for entry in entries])
+        self._changed.set()
+        return True
+
+    def _header(self, kind: WalKind) -> WalHeader:
+        return WalHeader(kind, *self._session, self._next, self._nonce())
+
+    def _send(self, number: int, data: bytes, ends: _Ends) -> None:
+        self._next = number + 1
+        task = self._loop.create_task(
+            self._created(WalName(self._session.server_epoch, number), data)
+        )
+        self._under_way[number] = task
+        task.add_done_callback(lambda done: self._sent(number, ends, done))
+
+    # Puts
+
+    async def _created(self, name: WalName, data: bytes) -> bool:
+        """Create an object, trying for ever; return whether it is ours."""
+        failures = 0
+        while True:
+            began = self._clock()
+            try:
+                ours = await self._try(name.path, data)
+            except Exception as error:  # of whatever kind: the next try decides
+                throttled = isinstance(error, LocationUnavailableError) and error.throttled
+                self._pace.failed(began, throttled)
+                _logger.warning("wal_put_failed", path=name.path, reason=str(error) or repr(error))
+            else:
+                if ours is not None:
+                    self._pace.succeeded(self._clock() - began)
+                    return ours
+            failures += 1
+            await asyncio.sleep(backoff_seconds(failures, self._random.random()))
+
+    async def _try(self, path: str, data: bytes) -> bool | None:
+        """Create an object with one request, or two if the first is slow.
+
+        Whether it is ours, None if nobody can tell. The last error is raised if both fail.
+        """
+        requests = [self._request(path, data)]
+        pending = set(requests)
+        try:
+            timeout = self._pace.slow_seconds
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                timeout = None
+                if not done:
+                    requests.append(self._request(path, data))
+                    pending.add(requests[-1])
+                for request in done:
+                    if request.exception() is None and request.result() is not None:
+                        return request.result()
+            return requests[-1].result()
+        finally:
+            for request in pending:
+                request.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
+
+    def _request(self, path: str, data: bytes) -> asyncio.Task[bool | None]:
+        return self._loop.create_task(self._create(path, data))
+
+    async def _create(self, path: str, data: bytes) -> bool | None:
+        try:
+            await self._store.create(path, data)
+        except ObjectExistsError:
+            return await self._is_ours(path, data)
+        return True
+
+    async def _is_ours(self, path: str, data: bytes) -> bool | None:
+        """Whether the object that exists is ours, by its header; None if there is none."""
+        try:
+            head = await self._store.get_range(path, 0, HEADER_BYTES)
+        except ObjectMissingError:
+            return None
+        except ObjectCorruptError:  # it is shorter than a header
+            return False
+        return head == data[:HEADER_BYTES]
+
+    def _sent(self, number: int, ends: _Ends, done: asyncio.Task[bool]) -> None:
+        """Take the outcome of an object; acknowledge those that are ours without a gap."""
+        del self._under_way[number]
+        if self._error is not None or done.cancelled():
+            return
+        if not done.result():
+            self._fence(number)
+            return
+        self._own[number] = ends
+        while self._durable in self._own:
+            durable = self._own.pop(self._durable)
+            self._durable += 1
+            if durable:
+                self._on_durable(durable)
+        self._changed.set()
+        self._start()
+
+    # The end
+
+    def _fence(self, number: int) -> None:
+        name = WalName(self._session.server_epoch, number)
+        self._error = SessionFencedError(
+            f"the session of server {self._session.server_id} was ended by another: "
+            f"{self._store.uri.text}/{name.path} is not ours; the server must register again"
+        )
+        _logger.warning("wal_session_fenced", path=name.path, durable=self._durable)
+        self._cancel()
+        self._on_fenced(self._error)
+
+    def _cancel(self) -> None:
+        """Stop everything that is under way; nothing is acknowledged any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._gathering.clear()
+        self._own.clear()
+        for task in self._under_way.values():
+            task.cancel()
+        self._changed.set()
+
+    def __repr__(self) -> str:
+        return (
+            f"ObjectWriter(server_epoch={self._session.server_epoch}, next={self._next}, "
+            f"durable={self._durable}, under_way={len(self._under_way)})"
+        )
