@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from tests.waiting import WAIT_SECONDS
+from tests.waiting import WAIT_SECONDS, eventually
 from zufluss.testing.proxy import Fault, FaultProxy, Seen
 
 BODY = b"0123456789" * 1000
@@ -114,6 +114,21 @@ def test_an_error_after_success_reaches_the_service(proxy: FaultProxy, got: list
     proxy.set([Fault("error_after_success")])
     assert ask(proxy, "PUT", "/a", b"x")[0] == 500
     assert got == ["PUT /a"]
+
+
+def test_a_late_request_reaches_the_service_after_its_client_has_gone(
+    proxy: FaultProxy, got: list[str]
+) -> None:
+    proxy.set([Fault("late", seconds=0.3, count=1)])
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=0.05)
+    connection.request("PUT", "/late", b"x" * 100_000)
+    with pytest.raises(TimeoutError):
+        connection.getresponse()
+    connection.close()
+    assert ask(proxy, "PUT", "/after", b"x")[0] == 200
+    assert proxy.held_back == 1
+    eventually(lambda: proxy.held_back == 0, "the late request was delivered")
+    assert got == ["PUT /after", "PUT /late"]
 
 
 def test_a_cut_answer_ends_in_its_middle(proxy: FaultProxy) -> None:

@@ -14,6 +14,7 @@
 | `status_409` | 409 ConditionalRequestConflict | no |
 | `status_503` | 503 SlowDown | no |
 | `error_after_success` | 500, and the service has done it | yes |
+| `late` | nothing, for ever | yes, `seconds` later, even if the client has gone |
 | `cut_body` | half of the answer's body, then the end of the connection | yes |
 
 Each fault decides on its own which of the requests it matches it hits: the first `count`, every
@@ -44,6 +45,7 @@ Kind = Literal[
     "status_409",
     "status_503",
     "error_after_success",
+    "late",
     "cut_body",
 ]
 
@@ -86,7 +88,7 @@ class Fault:
     path_contains: str = ""
     """A piece of the path and query of requests that match."""
     seconds: float = 0.1
-    """The delay of `latency`."""
+    """The delay of `latency` and `late`."""
     bytes_per_second: int = 1 << 20
     """The limit of `bandwidth`."""
 
@@ -147,6 +149,8 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self._never = asyncio.Event()
         """Half-open connections wait for it; it keeps their tasks from being collected."""
+        self._late: set[asyncio.Task[None]] = set()
+        """Requests that are held back."""
 
     @property
     def endpoint(self) -> str:
@@ -211,7 +215,28 @@ class FaultProxy:
             await _relay(reader, None, request.length, pace)
             await _error(writer, request, *refusal)
             return True
+        if "late" in kinds:
+            body = await reader.readexactly(request.length)
+            late = self._loop.create_task(self._deliver(request, body, kinds["late"].seconds))
+            self._late.add(late)
+            late.add_done_callback(self._late.discard)
+            await self._never.wait()
         return await self._forward(request, reader, writer, pace, kinds)
+
+    async def _deliver(self, request: _Request, body: bytes, seconds: float) -> None:
+        """Send a request that was held back; nobody hears the answer."""
+        await asyncio.sleep(seconds)
+        source, sink = await asyncio.open_connection(*self._target, limit=HEAD_BYTES_MAX)
+        try:
+            sink.write(request.head + body)
+            await source.read()
+        finally:
+            sink.close()
+
+    @property
+    def held_back(self) -> int:
+        """How many `late` requests the service has not answered yet."""
+        return len(self._late)
 
     def _faults(self, request: _Request) -> list[Fault]:
         faults: list[Fault] = []
