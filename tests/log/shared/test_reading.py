@@ -209,6 +209,7 @@ async def test_a_seal_that_nobody_confirmed_is_found_by_the_next_sealer() -> Non
         network.deliver(request, answer=False)
     with pytest.raises(LocationUnavailableError):
         await sealing
+    network.at_once = True
     assert await log.seal(OF, 0, 2) == 6
 
 

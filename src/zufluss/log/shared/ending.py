@@ -5,6 +5,8 @@ acknowledges k or anything above, because k is not its own (`writer.py`), and ev
 there when the seal was put. The session may go on writing meanwhile, so seals are put at several
 numbers at once, and whoever seals looks again: the end is the lowest seal, or close, with no free
 number below it. Two sealers find the same end, because each filled every number below it first.
+Before it is returned the seal is put once more: in a directory, "it exists" syncs the names there,
+so that neither the seal nor what lies below it can vanish with the power.
 
 Numbers are counted from the recorded floor, not from the lowest object that is listed: what a live
 session deleted looks free, and a seal in such a place would stop nobody. Seals are not deleted with
@@ -60,19 +62,22 @@ async def seal(
     nonce: Callable[[], bytes],
 ) -> int:
     """End a session; return its end."""
+
+    async def put_seals(first: int, count: int) -> None:
+        numbers = range(first, first + count)
+        await _put_seals(
+            store,
+            [WalHeader(WalKind.SEAL, *session, n, nonce(), coordinator_epoch) for n in numbers],
+        )
+
     for _ in range(ROUNDS_MAX):
         listing = await _list(store, session, floor)
         for number in listing.header_only:
             if await _ends_session(store, WalName(session.server_epoch, number)):
+                await put_seals(number, 1)  # a sealer that died may have left names unsynced
                 _logger.info("wal_session_sealed", **session._asdict(), floor=floor, end=number)
                 return number
-        await _put_seals(
-            store,
-            [
-                WalHeader(WalKind.SEAL, *session, number, nonce(), coordinator_epoch)
-                for number in range(listing.first_free, listing.first_free + 2 * in_flight)
-            ],
-        )
+        await put_seals(listing.first_free, 2 * in_flight)
     raise LocationUnavailableError(
         store.uri.text,
         session_directory(session.server_epoch),
