@@ -18,6 +18,7 @@ from zufluss.net.connection import (
 )
 from zufluss.net.memory import SHORT_SEND_SECONDS
 from zufluss.record.batch.check import BATCHES_MAX
+from zufluss.replica.encoders import WAITING_BYTES_MAX
 from zufluss.tablet import fetch, fetch_reader, lookup, produce, put, service
 from zufluss.tablet.scan import service as scans
 from zufluss.wire import codec
@@ -43,6 +44,7 @@ ROWS = {
     ],
     "PUT_KV |": [
         BUCKETS_MAX, put.QUEUE_BYTES_MAX, put.BATCH_BYTES, ENTRIES_AT_ONCE, STORED_BYTES_MAX,
+        WAITING_BYTES_MAX,
     ],
     "FETCH_LOG": [
         BUCKETS_MAX, TESTS_MAX, LITERALS_MAX, fetch_reader.FETCH_BYTES_MAX,

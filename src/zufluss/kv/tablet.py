@@ -61,6 +61,7 @@ from zufluss.model.producer import UNDO_TASK, ProducerWriter, is_producer
 from zufluss.record.batch.check import CheckedBatch
 from zufluss.record.batch.kv import KvBatch, parse_kv_batches
 from zufluss.record.header import NO_SEQUENCE, NO_WRITER_ID
+from zufluss.record.rows.codec import LocatedRows
 from zufluss.record.slices import ABSENT, Bytes, Positions, Slices
 
 log = structlog.get_logger(__name__)
@@ -83,6 +84,16 @@ class PreparedPut(NamedTuple):
     """Time of the put, which the log uses too."""
     deleted_rows: int | None = None
     """Number of rows that the put's deletes removed; None without deletes, or for a duplicate."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the changed rows, as they are stored."""
+        if self.changes is None:
+            return 0
+        rows = self.changes.rows
+        if isinstance(rows, LocatedRows):
+            return int((rows.rows.ends - rows.rows.starts).sum())
+        return int(rows.nbytes)
 
     @property
     def keys(self) -> int:

@@ -38,6 +38,7 @@ from zufluss.log.log import Log
 from zufluss.log.manager import caseless, log_directory, owner_directories
 from zufluss.log.worker import Done, Job, ThreadWorker
 from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.replica.encoders import ChangelogEncoders
 from zufluss.replica.memory_limit import memory_limit
 
 log = structlog.get_logger(__name__)
@@ -111,8 +112,8 @@ class KvHost:
         self._memory: KvMemory | None = None
         self.worker = ThreadWorker("zufluss-kv", loop)
         """The thread that all key-value work is done in."""
-        self.encoder = ThreadWorker("zufluss-changelog", loop)
-        """The thread that changelog batches are encoded in, after the worker and in its order."""
+        self.encoders = ChangelogEncoders(loop)
+        """The threads that changelog batches are encoded in, after the worker."""
         self._tablets: dict[KvTablet, KvBucket] = {}
         self._dropped: dict[Path, tuple[Job, Done]] = {}
         """Buckets whose state is removed: the first one by the worker now, the others after it."""
@@ -347,7 +348,7 @@ class KvHost:
         self._tablets = {}
         self._remove_dropped_now()
         await self._loop.run_in_executor(None, self.worker.stop)
-        await self._loop.run_in_executor(None, self.encoder.stop)
+        await self._loop.run_in_executor(None, self.encoders.stop)
         if self._memory is not None:
             await self._loop.run_in_executor(None, self._memory.close)
 

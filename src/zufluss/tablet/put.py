@@ -46,7 +46,7 @@ from zufluss.errors import (
 )
 from zufluss.kv.changelog import ChangelogBatch
 from zufluss.kv.tablet import KvTablet, PreparedPut
-from zufluss.log.worker import Job
+from zufluss.log.worker import Done
 from zufluss.model.merge import MergeMode, merge_engine
 from zufluss.model.table import TableBucket
 from zufluss.net.connection import ServerConnection
@@ -381,7 +381,11 @@ class PutHandler:
         """Hand one batch to the worker; its outcome comes back to `_prepared`."""
         tablet, size = replica.tablet, BATCH_BYTES + len(records)
         promised = 0 if tablet.table.auto_increment is None else _record_count(records)
-        prepare = partial(tablet.prepare, records, targets, mode, self._clock_ms())
+        now_ms, encoders = self._clock_ms(), self._kv.encoders
+
+        def prepare() -> PreparedPut:
+            encoders.check(tablet)
+            return tablet.prepare(records, targets, mode, now_ms)
 
         def prepared() -> None:
             nonlocal size, promised
@@ -408,20 +412,21 @@ class PutHandler:
 
         `prepared` is called on the event loop when `prepare` has succeeded or failed.
         """
-        encoder, contention = self._kv.encoder, self._contention
+        encoders, contention = self._kv.encoders, self._contention
+        tablet = replica.tablet
 
         def work() -> None:
             began, lookups = time.monotonic(), contention.lookups
             contention.puts += 1
-            encode: Job
+            submit: Callable[[Done], None]
             try:
                 put = prepare()
             except Exception as e:
-                encode = partial(_raise, e)
+                submit = partial(encoders.refuse, partial(_raise, e))
             else:
-                encode = partial(_encode, put)
+                submit = partial(encoders.submit, tablet, put.row_bytes, partial(_encode, put))
             try:
-                encoder.submit(encode, done)
+                submit(done)
             except Exception as e:
                 ahead = StateAheadError(f"the changelog of a put could not be encoded: {e!r}")
                 self._loop.call_soon_threadsafe(done, ahead)
