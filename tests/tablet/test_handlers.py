@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,14 @@ import pytest
 from tests.tablet.keyed import KEYED
 from tests.tablet.parts import parts
 from tests.tablet.support import SCHEMA, TABLE, Connection, batch, fetch_request
+from zufluss.cluster.image import BucketState, TablePut
 from zufluss.cluster.replicas import assignments
 from zufluss.errors import (
     ErrorCode,
     InvalidTableError,
     LogStorageError,
     NonPrimaryKeyTableError,
+    NotLeaderError,
     UnknownTableOrBucketError,
 )
 from zufluss.wire import messages as m
@@ -90,3 +93,25 @@ async def test_the_changelog_of_a_primary_key_table_is_not_written_by_clients(
         produce, connection = keyed.produce_handler(), Connection()
         sent = connection.send(produce.handle, produce_request(1))
         assert await connection.produced(sent) == [(0, ErrorCode.INVALID_TABLE_EXCEPTION)]
+
+
+async def test_a_bucket_that_another_server_leads_is_not_unknown(tmp_path: Path) -> None:
+    """Clients of Fluss look for the leader again after this error; operators are not misled."""
+    async with parts(tmp_path, SCHEMA) as log_table:
+        image = log_table.buckets.image
+        entry = image.table_by_id(TABLE)
+        assert entry is not None
+        moved = BucketState((2,), 2, isr=(2,))
+        image.apply([TablePut(replace(entry, buckets=(*entry.buckets, moved)))])
+        with pytest.raises(NotLeaderError, match="led by tablet server 2, this is tablet server 1"):
+            log_table.buckets.replica(TABLE, None, 1)
+        for unknown in ((TABLE, None, 2), (TABLE, 5, 1), (TABLE + 1, None, 0)):
+            with pytest.raises(UnknownTableOrBucketError):
+                log_table.buckets.replica(*unknown)
+        request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
+        request.buckets_req.add(bucket_id=1, records=batch(1))
+        connection = Connection()
+        sent = connection.send(log_table.produce_handler().handle, request)
+        assert await connection.produced(sent) == [(1, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+        fetched = connection.send(log_table.fetch_handler().handle, fetch_request(1, max_wait_ms=0))
+        assert (await connection.fetched(fetched)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -6,7 +6,8 @@ coordinator orders; nobody else changes the directory.
 A bucket whose durable data is damaged is refused, and only that bucket: its requests are answered
 with the reason, everything else is served (A7). A bucket that failed for a reason that may pass is
 refused while the server opens it again (`reopen.py`): the answer is retriable and tells since when,
-how often it was tried, and why.
+how often it was tried, and why. A bucket that another server leads is answered with
+NOT_LEADER_OR_FOLLOWER and the leader, as Fluss does: the client has old metadata.
 
 Belongs to the event loop.
 """
@@ -18,14 +19,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
-from zufluss.cluster.image import ClusterImage, TableEntry
+from zufluss.cluster.image import ClusterImage, PartitionEntry, TableEntry
 from zufluss.cluster.replicas import ReplicaAssignment
-from zufluss.config import table_options
+from zufluss.config import options, table_options
 from zufluss.config.load import Configuration
 from zufluss.errors import (
     InvalidTableError,
     LogStorageError,
     NonPrimaryKeyTableError,
+    NotLeaderError,
     SchemaNotExistError,
     UnknownTableOrBucketError,
     ZuflussError,
@@ -121,6 +123,7 @@ class Buckets:
 
     def __init__(self, conf: Configuration) -> None:
         self._conf = conf
+        self._server_id = conf.get(options.TABLET_SERVER_ID)
         self.image = ClusterImage()
         """The cluster as the coordinator described it last."""
         self.tables: dict[int, TableState] = {}
@@ -162,6 +165,12 @@ class Buckets:
         if table is not None and (refused := table.refused.get((partition_id, bucket_id))):
             return refused.reason
         if table is None or (partition_id, bucket_id) not in table.replicas:
+            leader = self._other_leader(bucket)
+            if leader is not None:
+                return NotLeaderError(
+                    f"{self.name_of(bucket)} is led by tablet server {leader}, this is tablet "
+                    f"server {self._server_id}; refresh the metadata"
+                )
             return UnknownTableOrBucketError(
                 f"{self.name_of(bucket)} is not on this server; refresh the metadata"
             )
@@ -169,6 +178,14 @@ class Buckets:
             f"{table.info.path} has a primary key: the server writes its log, the changelog; "
             "write rows with PUT_KV"
         )
+
+    def _other_leader(self, bucket: TableBucket) -> int | None:
+        """The other server that leads a bucket; None if there is no such bucket or other server."""
+        holder = self.image.holder(bucket)
+        if isinstance(holder, PartitionEntry) and holder.table_id != bucket.table_id:
+            return None
+        leader = self.image.leader(bucket)
+        return None if leader is None or leader[0] == self._server_id else leader[0]
 
     def name_of(self, bucket: TableBucket) -> str:
         """The bucket for messages: `fluss.orders, bucket 2`; ids where a name is unknown."""
