@@ -297,8 +297,8 @@ async def _bound(
     return server
 
 
-def _node(node_id: int, server: NetServer) -> ClusterNode:
-    return ClusterNode(node_id, tuple(listener.advertised for listener in server.listeners))
+def _node(node_id: int, server: NetServer, rack: str | None = None) -> ClusterNode:
+    return ClusterNode(node_id, tuple(listener.advertised for listener in server.listeners), rack)
 
 
 def _ready(server: NetServer, role: str) -> None:
@@ -346,7 +346,8 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
             await closing.enter_async_context(orders.pop_all())
         tablet.claim(coordinator.catalog.cluster_id)
         shown.pulse.watch(buckets_state(tablet))
-        await coordinator.attach(_node(tablet.server_id, net), tablet)
+        rack = conf.get(options.TABLET_SERVER_RACK)
+        await coordinator.attach(_node(tablet.server_id, net, rack), tablet)
         coordinator.register(services)
         services.attach(coordinator.writer_ids)
         tablet.register(services)
@@ -444,7 +445,7 @@ async def _serve_tablet_until(
     def home_uri(location_id: int | None) -> str:
         return home(storage.locations, location_id).uri
 
-    node = _node(tablet.server_id, net)
+    node = _node(tablet.server_id, net, conf.get(options.TABLET_SERVER_RACK))
     link = CoordinatorLink(node, tablet.image, tablet, coordinator, claim, storage.reports)
     link.register(services)
     shown.pulse.watch(coordinator_state(link))

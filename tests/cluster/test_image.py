@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,6 +174,8 @@ def test_a_copy_follows_by_snapshot_by_changes_and_over_the_wire(
     assert picture(stale) == picture(image)
     for entry in image.tables():
         assert image.table(entry.info.path) is entry
+    counted = Counter(state.leader for _, _, state in image.buckets())
+    assert +image.leaders == +follower.leaders == +wired.leaders == +stale.leaders == counted
 
 
 def over_the_wire(changes: list[ImageChange]) -> m.UpdateMetadataRequest:

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.test_image import STATE, database, partition, table
 from tests.coordinator.support import RecordingTablet
 from zufluss.cluster import codec
-from zufluss.cluster.image import BucketState, ClusterImage
+from zufluss.cluster.image import BucketState, ClusterImage, ClusterNode
 from zufluss.cluster.replicas import (
     LakeOffsets,
     ReplicaAssignment,
@@ -20,10 +20,8 @@ from zufluss.cluster.replicas import (
     replica_from_proto,
     stop_from_proto,
 )
-from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.tablets import RemoteTablet, Tablets
 from zufluss.errors import (
-    InvalidReplicationFactorError,
     LeaderNotAvailableError,
     LogStorageError,
     NetworkError,
@@ -116,12 +114,19 @@ async def test_the_assignments_of_a_server_are_all_its_buckets() -> None:
     assert assignments(image, 3) == []
 
 
-def test_placement_spreads_buckets_over_the_servers() -> None:
-    states = place(6, [3, 1, 2], start=1)
-    assert [state.leader for state in states] == [2, 3, 1] * 2
-    assert all(state.replicas == state.isr == (state.leader,) for state in states)
-    with pytest.raises(InvalidReplicationFactorError, match="available tablet servers: 0"):
-        place(1, [], start=0)
+async def test_a_server_that_is_gone_gets_no_new_buckets_until_it_is_heard_of() -> None:
+    tablets, one, _ = await two_tablets()
+    nodes = [ClusterNode(1, ()), ClusterNode(2, ())]
+
+    async def gone(replicas: Any) -> None:
+        raise NetworkError("refused")
+
+    one.start_replicas = gone  # type: ignore[method-assign]
+    with pytest.raises(NetworkError):
+        await tablets.start_replicas([replica(0, 1), replica(1, 2)])
+    assert tablets.answering(nodes) == [ClusterNode(2, ())]
+    tablets.heard_of(1)
+    assert tablets.answering(nodes) == nodes
 
 
 class Wire:

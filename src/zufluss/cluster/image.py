@@ -14,6 +14,7 @@ present matters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -127,6 +128,10 @@ class PartitionEntry:
     """The id of its remote location; None in partitions older than locations."""
 
 
+Holder = TableEntry | PartitionEntry
+"""What has buckets."""
+
+
 @dataclass(frozen=True, slots=True)
 class DatabasePut:
     """A database was created or altered."""
@@ -212,6 +217,8 @@ class ClusterImage:
         self.databases: dict[str, DatabaseEntry] = {}
         self.coordinator: ClusterNode | None = None
         self.tablets: dict[int, ClusterNode] = {}
+        self.leaders: Counter[int] = Counter()
+        """The number of buckets that each tablet server leads, whether it is there or not."""
         self._tables: dict[int, TableEntry] = {}
         self._table_ids: dict[str, dict[str, int]] = {}
         self._partitions: dict[int, PartitionEntry] = {}
@@ -323,7 +330,7 @@ class ClusterImage:
         known = holder is not None and 0 <= bucket.bucket_id < len(holder.buckets)
         return holder.buckets[bucket.bucket_id] if holder is not None and known else None
 
-    def holder(self, bucket: TableBucket) -> TableEntry | PartitionEntry | None:
+    def holder(self, bucket: TableBucket) -> Holder | None:
         """The table or partition of a bucket, None when there is none."""
         if bucket.partition_id is None:
             return self._tables.get(bucket.table_id)
@@ -367,6 +374,7 @@ class ClusterImage:
             case TableGone(table_id):
                 self._drop_table(table_id)
             case PartitionPut(entry):
+                self._count(self._partitions.get(entry.partition_id), entry)
                 self._partitions[entry.partition_id] = entry
                 self._table_partitions.setdefault(entry.table_id, {})[entry.name] = entry
             case PartitionGone(partition_id):
@@ -385,12 +393,14 @@ class ClusterImage:
             self._drop_table(before)
             names = self._table_ids.setdefault(path.database, {})
         names[path.table] = table_id
+        self._count(self._tables.get(table_id), entry)
         self._tables[table_id] = entry
 
     def _drop_table(self, table_id: int) -> None:
         entry = self._tables.pop(table_id, None)
         if entry is None:
             return
+        self._count(entry, None)
         path = entry.info.path
         names = self._table_ids[path.database]
         if names.get(path.table) == table_id:
@@ -398,16 +408,24 @@ class ClusterImage:
         if not names:
             del self._table_ids[path.database]
         for partition in self._table_partitions.pop(table_id, {}).values():
-            self._partitions.pop(partition.partition_id, None)
+            self._count(self._partitions.pop(partition.partition_id, None), None)
 
     def _drop_partition(self, partition_id: int) -> None:
         entry = self._partitions.pop(partition_id, None)
         if entry is None:
             return
+        self._count(entry, None)
         names = self._table_partitions.get(entry.table_id, {})
         named = names.get(entry.name)
         if named is not None and named.partition_id == partition_id:
             del names[entry.name]
+
+    def _count(self, before: Holder | None, after: Holder | None) -> None:
+        """Note in `leaders` that the buckets of one entry replace those of another."""
+        if before is not None:
+            self.leaders.subtract(state.leader for state in before.buckets)
+        if after is not None:
+            self.leaders.update(state.leader for state in after.buckets)
 
 
 def partition_buckets(

@@ -112,6 +112,13 @@ TABLET_SERVER_ID = int_option(
     minimum=0,
     maximum=INT32_MAX,
 )
+TABLET_SERVER_RACK = string_option(
+    "tablet-server.rack",
+    None,
+    "The rack of this tablet server. The buckets of a new table or partition are spread over "
+    "racks.",
+    default_text="no rack",
+)
 DATA_DIR = string_option(
     "data.dir",
     "zufluss-data",

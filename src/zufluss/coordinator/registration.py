@@ -53,6 +53,8 @@ Connect = Callable[[ClusterNode], Awaitable[RpcCaller]]
 class TabletSession:
     """A registered tablet server."""
 
+    node: ClusterNode
+    """Where it is."""
     tablet: RemoteTablet
     """Sends requests to it."""
     seen_ms: int
@@ -102,6 +104,13 @@ class Registrations:
         node = _node_of(request)
         before = self._sessions.get(node.node_id)
         if before is not None:
+            if before.node != node:
+                log.warning(
+                    "tablet_replaced",
+                    server_id=node.node_id,
+                    was=str(before.node.endpoints[0]),
+                    now=str(node.endpoints[0]),
+                )
             # At once, not in turn: a change that waits for the old process must not hold us up.
             before.tablet.end()
         response = await self._catalog.exclusive(partial(self._join, node))
@@ -121,6 +130,7 @@ class Registrations:
                 f"registered; register again",
             )
         session.seen_ms = self._clock_ms()
+        self._tablets.heard_of(request.server_id)
         self._report(request)
         known, locations = request.locations_version, self._locations.locations
         behind = request.HasField("locations_version") and known < locations.version
@@ -166,7 +176,7 @@ class Registrations:
         tablet = RemoteTablet(node.node_id, epoch, server_epoch, connect, TABLET_TIMEOUT_MS)
         self._tablets.detach(node.node_id)
         await self._announce(node.node_id, (node,))
-        self._sessions[node.node_id] = TabletSession(tablet, self._clock_ms())
+        self._sessions[node.node_id] = TabletSession(node, tablet, self._clock_ms())
         self._tablets.attach(node.node_id, tablet)
         producers = self._producers.of_server(node.node_id)
         return m.RegisterTabletServerResponse(

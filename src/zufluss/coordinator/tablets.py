@@ -44,7 +44,7 @@ import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.configs import DynamicConfigs
-from zufluss.cluster.image import ClusterImage, ImageChange
+from zufluss.cluster.image import ClusterImage, ClusterNode, ImageChange
 from zufluss.cluster.producers import TableProducers, producers_to_proto
 from zufluss.cluster.replicas import (
     KvSnapshotOffset,
@@ -86,10 +86,24 @@ class Tablets:
 
     def __init__(self) -> None:
         self._gateways: dict[int, TabletGateway] = {}
+        self._silent: set[int] = set()
 
     def attach(self, server_id: int, gateway: TabletGateway) -> None:
         """Send calls to a server from now on."""
         self._gateways[server_id] = gateway
+        self._silent.discard(server_id)
+
+    def heard_of(self, server_id: int) -> None:
+        """Note a sign of life of a server, which may get new buckets then."""
+        self._silent.discard(server_id)
+
+    def answering(self, nodes: Collection[ClusterNode]) -> list[ClusterNode]:
+        """The servers that new buckets can go to.
+
+        A server that died is among the registered ones until its session ends. It is left out from
+        its first failure to start a bucket until its next sign of life.
+        """
+        return [node for node in nodes if node.node_id not in self._silent]
 
     def detach(self, server_id: int) -> None:
         """Send nothing to a server that has left; it learns everything when it registers."""
@@ -115,12 +129,12 @@ class Tablets:
                 f"tablet server {server_id} should lead new buckets but is not there; "
                 f"try again when it is back"
             )
-        calls = [
-            _start(gateway, by_server[i], producers)
-            for i, gateway in self._gateways.items()
-            if i in by_server
-        ]
+        gateways = {i: gateway for i, gateway in self._gateways.items() if i in by_server}
+        calls = [_start(gateway, by_server[i], producers) for i, gateway in gateways.items()]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for server_id, outcome in zip(gateways, outcomes, strict=True):
+            if isinstance(outcome, NetworkError):
+                self._silent.add(server_id)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

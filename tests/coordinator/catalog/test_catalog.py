@@ -21,6 +21,7 @@ from tests.coordinator.support import (
     successor,
     table_json,
 )
+from zufluss.cluster.image import ClusterNode
 from zufluss.coordinator import records
 from zufluss.coordinator.catalog.catalog import DESCRIPTOR_BYTES_MAX
 from zufluss.coordinator.server import Coordinator
@@ -233,6 +234,21 @@ async def test_a_table_whose_leader_does_not_come_up_is_withdrawn(cluster: Clust
     assert await cluster.store.tree("/tables") == []
     cluster.tablet.failure = None
     assert (await cluster.catalog.create_table(EVENTS, table_json())).info.table_id == 1
+
+
+async def test_a_table_is_created_at_the_servers_that_answer(cluster: Cluster) -> None:
+    """A server that was killed is registered for some seconds more; nobody has to wait for that."""
+    other = RecordingTablet()
+    await cluster.coordinator.attach(ClusterNode(2, TABLET.endpoints), other)
+    cluster.tablet.failure = NetworkError("connection refused")
+    entry = await cluster.catalog.create_table(EVENTS, table_json(buckets=4))
+    assert {state.leader for state in entry.buckets} == {2}
+    assert len(other.buckets) == 4
+    later = await cluster.catalog.create_table(TablePath("fluss", "later"), table_json())
+    assert [state.leader for state in later.buckets] == [2]
+    other.failure = NetworkError("connection refused")
+    with pytest.raises(NetworkError):
+        await cluster.catalog.create_table(TablePath("fluss", "nowhere"), table_json())
 
 
 async def test_a_drop_succeeds_when_the_tablet_server_cannot_be_told(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ What happens when a step fails:
 |---|---|
 | check, commit | nothing changed; the caller gets the error |
 | a leader of a new table or partition does not start | it is dropped again; the caller gets the error |
+| a leader of a new table or partition is gone | it is dropped again, and created at the other servers |
 | a tablet server cannot be told of a drop | logged; it deletes the data when it registers again |
 | the process dies after the commit | the next start loads the image and assigns from it |
 | the caller is cancelled | the change is finished regardless |
@@ -61,6 +62,7 @@ from zufluss.errors import (
     DatabaseNotEmptyError,
     InvalidDatabaseError,
     InvalidTableError,
+    NetworkError,
     PartitionAlreadyExistError,
     PartitionMaxNumError,
     PartitionNotExistError,
@@ -243,7 +245,7 @@ class Catalog:
             if existing is not None:
                 raise TableAlreadyExistError(f"Table {path} already exists.")
             self._locations.check_placement(descriptor)
-            return await self._create_table(path, descriptor)
+            return await self._somewhere(lambda: self._create_table(path, descriptor))
 
         return await self.exclusive(change)
 
@@ -251,7 +253,7 @@ class Catalog:
         table_id, take_id = await self.ledger.next_id(records.TABLE_COUNTER)
         now = self._clock_ms()
         info = TableInfo(path, table_id, 1, descriptor, now, now)
-        buckets = () if info.is_partitioned else self._place(info, start=table_id)
+        buckets = () if info.is_partitioned else self._place(info)
         home = self._locations.choose(info)
         entry = TableEntry(info, {1: descriptor.schema}, buckets, home.location_id)
         await self.ledger.commit([take_id, *home.ops, *records.create_table(entry)])
@@ -367,7 +369,7 @@ class Catalog:
                     f"Exceed the maximum number of partitions for table {path}, only allow {limit} "
                     f"partitions. Drop some first, or raise {options.MAX_PARTITION_NUM.key}"
                 )
-            return await self._create_partition(table, name)
+            return await self._somewhere(lambda: self._create_partition(table, name))
 
         return await self.exclusive(change)
 
@@ -380,7 +382,7 @@ class Catalog:
             name=name,
             spec=spec_of(table.info.partition_keys, name),
             created_time=self._clock_ms(),
-            buckets=self._place(table.info, start=partition_id),
+            buckets=self._place(table.info),
             remote_location=home.location_id,
         )
         await self.ledger.commit([take_id, *home.ops, *records.create_partition(entry)])
@@ -480,8 +482,24 @@ class Catalog:
             await undo()
             raise
 
-    def _place(self, info: TableInfo, start: int) -> tuple[BucketState, ...]:
-        return place(info.bucket_count, self.image.tablets, start)
+    def _place(self, info: TableInfo) -> tuple[BucketState, ...]:
+        nodes = self.image.tablets.values()
+        return place(info.bucket_count, self._tablets.answering(nodes) or nodes, self.image.leaders)
+
+    async def _somewhere(self, create: Callable[[], Awaitable[T]]) -> T:
+        """Create buckets, again at the other servers if one of those chosen turns out to be gone.
+
+        The failed try has been undone. Each try leaves out one server more, so this ends.
+        """
+        while True:
+            before = len(self._tablets.answering(self.image.tablets.values()))
+            try:
+                return await create()
+            except NetworkError as e:
+                left = len(self._tablets.answering(self.image.tablets.values()))
+                if not 0 < left < before:
+                    raise
+                log.warning("created_elsewhere", reason=e.message, servers_left=left)
 
     def _drop_table_ops(self, entry: TableEntry) -> list[Op]:
         return records.drop_table(entry, self.image.partitions(entry.info.table_id).values())

@@ -1,26 +1,49 @@
 """Which tablet server holds a new bucket.
 
-A pure function. Round robin over the servers: bucket after bucket the next server leads. Tables
-start at different servers, so that tables with one bucket do not all meet on the first one.
+A pure function of the servers that are there and of how many buckets each leads. The buckets of one
+table or partition are placed one after the other; each goes to the server that is the least of
+
+1. buckets of the same table or partition at the server, so that they differ by one at most,
+2. buckets of the same table or partition in its rack, so that a rack that fails takes few of them,
+3. buckets that the server leads, so that a server that joined later gets its share,
+4. server ids, so that the same question has the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
-from zufluss.cluster.image import BucketState
+from zufluss.cluster.image import BucketState, ClusterNode
 from zufluss.errors import InvalidReplicationFactorError
 
 
-def place(bucket_count: int, servers: Iterable[int], start: int) -> tuple[BucketState, ...]:
-    """The state of each bucket of a new table or partition; `start` turns the round robin."""
-    ring = sorted(servers)
-    if not ring:
+def place(
+    bucket_count: int, servers: Iterable[ClusterNode], leaders: Mapping[int, int]
+) -> tuple[BucketState, ...]:
+    """The state of each bucket of a new table or partition; `leaders` are buckets by server id."""
+    candidates = sorted(servers, key=lambda node: (leaders.get(node.node_id, 0), node.node_id))
+    if not candidates:
         raise InvalidReplicationFactorError(
             "Replication factor: 1 larger than available tablet servers: 0. Start one, and try "
             "again"
         )
-    return tuple(_led_by(ring[(start + number) % len(ring)]) for number in range(bucket_count))
+    if len(candidates) == 1:
+        return (_led_by(candidates[0].node_id),) * bucket_count
+    turn = _one_each(candidates)
+    return tuple(_led_by(turn[number % len(turn)]) for number in range(bucket_count))
+
+
+def _one_each(candidates: list[ClusterNode]) -> list[int]:
+    """The ids of all servers in the order of their turns; those with few leaders come first."""
+    in_rack: Counter[str | None] = Counter()
+    turn: list[int] = []
+    while candidates:
+        node = min(candidates, key=lambda node: in_rack[node.rack])  # the first of equal ones
+        candidates.remove(node)
+        in_rack[node.rack] += 1
+        turn.append(node.node_id)
+    return turn
 
 
 def _led_by(server: int) -> BucketState:
