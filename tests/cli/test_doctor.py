@@ -37,7 +37,7 @@ def test_a_tablet_server_that_is_gone_is_a_problem(
         assert run("table", "create", "t", "id INT", *at).code == 0
         assert run("doctor", *at).code == 0
         status = json.loads(run("status", "-o", "json", *at).out)
-        assert [each["role"] for each in status["servers"]] == ["coordinator", "tablet server"]
+        assert [each["role"] for each in status["servers"]] == ["coordinator", "tablet server 1"]
         tablet.kill()
         assert run("status", *at).code == 5
         result = run("doctor", "-o", "json", *at)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from zufluss.net.server import NetServer
     from zufluss.net.services import RequestContext
 
+NAMES_MAX = 5
+"""Tables that a finding names at most."""
 SCARCE = 0.8
 """A resource of which more than this share is in use is worth a look."""
 
@@ -149,17 +150,33 @@ def net_findings(net: NetServer) -> Examine:
     return examine
 
 
+def _tables_by_leader(image: ClusterImage) -> dict[int, list[str]]:
+    """The tables and partitions of which each tablet server leads buckets."""
+    tables: dict[int, dict[str, None]] = {}
+    for path, _, state in image.buckets():
+        tables.setdefault(state.leader, {})[str(path)] = None
+    return {leader: sorted(names) for leader, names in tables.items()}
+
+
+def _listed(names: list[str]) -> str:
+    """The first names, and how many there are besides."""
+    shown = ", ".join(names[:NAMES_MAX])
+    rest = len(names) - NAMES_MAX
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
 def cluster_findings(image: ClusterImage) -> Examine:
     """The tablet servers that the coordinator misses."""
 
     def examine() -> Iterable[Finding]:
-        leaders = Counter(state.leader for _, _, state in image.buckets())
-        away = sorted(leaders.keys() - image.tablets.keys())
+        away = sorted((+image.leaders).keys() - image.tablets.keys())
+        unserved = _tables_by_leader(image) if away else {}
         for server_id in away:
             yield Finding(
                 Severity.PROBLEM,
                 f"tablet server {server_id}",
-                f"it is not there, so {leaders[server_id]} buckets are not served; start it again",
+                f"it is not there, so {image.leaders[server_id]} buckets of "
+                f"{_listed(unserved[server_id])} are not served; start it again",
             )
         if not away:
             servers = len(image.tablets)
