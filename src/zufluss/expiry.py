@@ -36,6 +36,7 @@ AWAY_MS: Final = 3_600_000
 REMEMBER_SECONDS: Final = 60.0
 """How often the time is written to the disk."""
 CLOCK_FILE: Final = "clock"
+COORDINATOR_CLOCK_FILE: Final = "coordinator-clock"
 
 
 class ExpiryClock:
@@ -117,24 +118,31 @@ class ExpiryClock:
 
 
 @asynccontextmanager
-async def expiry_clock(data_dir: Path, files: Files) -> AsyncIterator[ExpiryClock]:
-    """The expiry clock of a server, which goes on from the last time that the directory knows."""
-    clock = ExpiryClock(last_known(data_dir))
-    remember(data_dir, files, clock)
-    again = partial(remember, data_dir, files, clock)
+async def expiry_clock(
+    data_dir: Path, files: Files, name: str = CLOCK_FILE
+) -> AsyncIterator[ExpiryClock]:
+    """The expiry clock of a server, which goes on from the last time that the directory knows.
+
+    `name` is the file of a coordinator that shares its directory with a tablet server. At first it
+    goes on from the time of the process that had both roles.
+    """
+    known = last_known(data_dir, name)
+    clock = ExpiryClock(last_known(data_dir) if known is None else known)
+    remember(data_dir, files, clock, name)
+    again = partial(remember, data_dir, files, clock, name)
     work = repeat(REMEMBER_SECONDS, again, "clock_not_remembered")
     task = asyncio.create_task(work, name="expiry-clock")
     try:
         yield clock
     finally:
         task.cancel()
-        remember(data_dir, files, clock)
+        remember(data_dir, files, clock, name)
 
 
-def last_known(data_dir: Path) -> int | None:
+def last_known(data_dir: Path, name: str = CLOCK_FILE) -> int | None:
     """The last time that a server in this directory knew, None if there is none."""
     try:
-        return int((data_dir / CLOCK_FILE).read_text())
+        return int((data_dir / name).read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as e:
@@ -142,9 +150,9 @@ def last_known(data_dir: Path) -> int | None:
         return None
 
 
-def remember(data_dir: Path, files: Files, clock: ExpiryClock) -> None:
+def remember(data_dir: Path, files: Files, clock: ExpiryClock, name: str = CLOCK_FILE) -> None:
     """Write the believed time; if that fails, the next start knows an older time."""
-    target = data_dir / CLOCK_FILE
+    target = data_dir / name
     try:
         files.put(target.with_suffix(".new"), str(clock.now_ms()).encode())
         files.rename(target.with_suffix(".new"), target)

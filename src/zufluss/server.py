@@ -22,6 +22,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
+    nullcontext,
     suppress,
 )
 from dataclasses import dataclass
@@ -41,12 +42,12 @@ from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.unserved import AccessRuleListing
 from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config import options
-from zufluss.config.lake import EMBEDDED_LAKE, embedded_lake
 from zufluss.config.load import Configuration
 from zufluss.coordinator.remote.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
+from zufluss.embedded_lake import with_lake
 from zufluss.errors import ConfigError, NetworkError
-from zufluss.expiry import ExpiryClock, expiry_clock
+from zufluss.expiry import CLOCK_FILE, COORDINATOR_CLOCK_FILE, ExpiryClock, expiry_clock
 from zufluss.log.files import Files, files_from_environment
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.meta.probe import store_probe
@@ -74,7 +75,7 @@ from zufluss.obs.server import (
 from zufluss.obs.slow_stop import report_slow_stop, reports_end
 from zufluss.record import kernels
 from zufluss.record.kernels.compiler_memory import release_compiler
-from zufluss.remote.placement import STATE_FILE
+from zufluss.remote.placement import TABLET_STATE_FILE
 from zufluss.remote.storage import RemoteStorage
 from zufluss.remote.tokens import Tokens
 from zufluss.tablet.coordinator_client import CoordinatorClient
@@ -83,6 +84,7 @@ from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.readiness import buckets_state, coordinator_state
 from zufluss.tablet.samples import tablet_samples
 from zufluss.tablet.server import TabletServer
+from zufluss.tablet_servers import check_one_server
 from zufluss.threads import fill_reserve, running_executor
 from zufluss.wire.sasl import PlainAuthenticator
 
@@ -104,29 +106,26 @@ BOTH_ROLES, COORDINATOR, TABLET_SERVER = (
     "coordinator and tablet server", "coordinator", "tablet server",
 )  # fmt: skip
 """Roles of a process, as people read them."""
+LOCK_FILE = ".lock"
+"""Locked in a data directory by the process that has its logs."""
 CONNECT_TIMEOUT_MS = 10_000
 """How long one server waits for another to accept a connection."""
 
 
 def run_dev(conf: Configuration) -> int:
     """Serve both roles until a signal; returns the exit code."""
-    return _run(conf, _serve_dev)
+    check_one_server(Path(conf.get(options.DATA_DIR)))
+    return _run(conf, _serve_dev, lock=LOCK_FILE)
 
 
-def run_role(role: str, conf: Configuration) -> int:
-    """Serve one role until a signal; returns the exit code."""
-    serve = {"coordinator": _serve_coordinator, "tablet": _serve_tablet}[role]
-    return _run(conf, serve)
+def run_role(role: str, conf: Configuration, life: int | None = None) -> int:
+    """Serve one role until a signal; returns the exit code.
 
-
-def _with_lake(conf: Configuration) -> Configuration:
-    """The configuration, with a lake in the data directory if only a lake format is configured."""
-    format = conf.get(options.DATALAKE_FORMAT)
-    if format is None or conf.lake_properties(format):
-        return conf
-    data_dir = Path(conf.get(options.DATA_DIR))
-    (data_dir / EMBEDDED_LAKE / "warehouse").mkdir(parents=True, exist_ok=True)
-    return conf.with_overrides(embedded_lake(format, data_dir), origin="embedded lake")
+    `life` is a pipe whose end means the same as a signal: the supervisor of the process is gone.
+    """
+    if role == "coordinator":
+        return _run(conf, _serve_coordinator, lock=None, life=life)
+    return _run(conf, _serve_tablet, lock=LOCK_FILE, life=life)
 
 
 Serve = Callable[[Configuration, asyncio.Event, "Shown"], Awaitable[None]]
@@ -137,7 +136,8 @@ def share_interpreter() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
-def _run(conf: Configuration, serve: Serve) -> int:
+def _run(conf: Configuration, serve: Serve, *, lock: str | None, life: int | None = None) -> int:
+    """Run a server. A coordinator needs no `lock` of the data directory, only that of its store."""
     share_interpreter()
     do_without_pandas()
     _keep_freed_memory()
@@ -148,11 +148,12 @@ def _run(conf: Configuration, serve: Serve) -> int:
     files = Files()
     for parent in files.make_directories(data_dir):
         files.sync_directory(parent)
-    with _owned(data_dir), reports_end():
+    owned = nullcontext() if lock is None else _owned(data_dir / lock)
+    with owned, reports_end():
         kernels.warm()
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
-            runner.run(_until_signal(conf, serve))
+            runner.run(_until_signal(conf, serve, life))
         finally:
             _close(runner)
     return 0
@@ -166,7 +167,7 @@ def _close(runner: asyncio.Runner) -> None:
         log.warning("event_loop_not_closed", reason=str(e))
 
 
-async def _until_signal(conf: Configuration, serve: Serve) -> None:
+async def _until_signal(conf: Configuration, serve: Serve, life: int | None = None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -177,11 +178,21 @@ async def _until_signal(conf: Configuration, serve: Serve) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, begin_to_stop)
+    if life is not None:
+        loop.add_reader(life, _supervisor_died, loop, life, begin_to_stop)
     loop.set_default_executor(running_executor())
     with suppress(OSError):  # uvloop starts its threads for names now; this one need not exist
         await loop.getaddrinfo("localhost", 0)
     async with _http(conf, stop) as shown:
         await serve(conf, stop, shown)
+
+
+def _supervisor_died(
+    loop: asyncio.AbstractEventLoop, life: int, begin_to_stop: Callable[[], None]
+) -> None:
+    loop.remove_reader(life)
+    log.warning("supervisor_died")
+    begin_to_stop()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -218,15 +229,15 @@ def _allow_open_files() -> None:
 
 
 @contextmanager
-def _owned(data_dir: Path) -> Iterator[None]:
+def _owned(file: Path) -> Iterator[None]:
     """Hold the data directory: two servers on one would destroy each other's logs."""
-    lock = os.open(data_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"data.dir {data_dir} is in use by another server; stop it or choose another "
+                f"data.dir {file.parent} is in use by another server; stop it or choose another "
                 "directory"
             ) from None
         yield
@@ -317,7 +328,7 @@ def _ready(server: NetServer, role: str) -> None:
 
 async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> None:
     """Both roles in one process, on the same ports."""
-    conf = _with_lake(conf)
+    conf = with_lake(conf)
     services = Services()
     net = await _bound(conf, services)
     files = files_from_environment()
@@ -358,8 +369,10 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
         await _accept(net, conf, stop, BOTH_ROLES, shown)
 
 
-def _expiry_clock(conf: Configuration, files: Files) -> AbstractAsyncContextManager[ExpiryClock]:
-    return expiry_clock(Path(conf.get(options.DATA_DIR)), files)
+def _expiry_clock(
+    conf: Configuration, files: Files, name: str = CLOCK_FILE
+) -> AbstractAsyncContextManager[ExpiryClock]:
+    return expiry_clock(Path(conf.get(options.DATA_DIR)), files, name)
 
 
 def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
@@ -389,7 +402,9 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
 
     files = files_from_environment()
     async with AsyncExitStack() as closing:
-        expiry = await closing.enter_async_context(_expiry_clock(conf, files))
+        expiry = await closing.enter_async_context(
+            _expiry_clock(conf, files, COORDINATOR_CLOCK_FILE)
+        )
         store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
         closing.push_async_callback(store.close)
         shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
@@ -426,7 +441,7 @@ async def _serve_tablet_until(
     net = await _bound(conf, services, server_type=2)
     connections = ServerConnections()
     coordinator = CoordinatorClient(lambda: connections.connect(host, port))
-    state_file = Path(conf.get(options.DATA_DIR)) / STATE_FILE
+    state_file = Path(conf.get(options.DATA_DIR)) / TABLET_STATE_FILE
     storage = RemoteStorage(conf, NO_LOCATIONS, state_file=state_file)
     tablet = TabletServer(
         conf,
@@ -459,7 +474,7 @@ async def _serve_tablet_until(
     after.attach(WriterIds(coordinator.allocate_writer_ids))
     tablet.register(after)
     after.attach(Examination(conf, expiry, [tablet_findings(tablet), net_findings(net)]))
-    after.attach(shown.describe(TABLET_SERVER))
+    after.attach(shown.describe(f"{TABLET_SERVER} {tablet.server_id}"))
     net.on_drain = tablet.fetch.drain
     try:
         await net.start()  # first: the coordinator calls back as soon as it knows us

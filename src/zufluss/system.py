@@ -172,6 +172,14 @@ def after_fork_in_child(call: Callable[[], object]) -> None:
         register(after_in_child=call)
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+
+
 def user_id() -> int:
     """Return the number of the user; 0 on Windows, where each user has other directories."""
     getuid: Callable[[], int] = getattr(os, "getuid", lambda: 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -56,12 +57,23 @@ def dev(
         Lake | None,
         typer.Option("--lake", help="Lake format of new tables; Iceberg's is kept in the data."),
     ] = None,
+    tablet_servers: Annotated[
+        str | None,
+        typer.Option(
+            "--tablet-servers",
+            metavar="N",
+            help="Run a coordinator and N tablet servers as processes of their own, to use more "
+            "than one core; `auto` is one per usable core.",
+        ),
+    ] = None,
     config_file: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
     """Run a whole cluster in one process: both roles, one port, one data directory.
 
-    Prints one line when it is ready. SIGTERM or Ctrl-C stops it cleanly; the data stays.
+    Prints one line when it is ready. SIGTERM or Ctrl-C stops it cleanly; the data stays. With
+    --tablet-servers it is still one command, one line and one stop; the address is that of the
+    coordinator, and clients find the others (docs/cluster.md).
 
     Examples:
 
@@ -71,14 +83,28 @@ def dev(
 
       zufluss dev --lake iceberg
 
+      zufluss dev --tablet-servers auto
+
       zufluss dev -D zufluss.log.flush=os -D log.segment.file-size=256mb
     """
     _check_system()
     conf = _dev_configuration(configuration(config_file, settings), data_dir, host, port, lake)
+    if tablet_servers is not None:
+        _run(partial(_run_cluster, conf, tablet_servers))
     _prepare(conf, "--port PORT (0 for any free one)")
     from zufluss.server import run_dev
 
     _run(lambda: run_dev(conf))
+
+
+def _run_cluster(conf: Configuration, tablet_servers: str) -> int:
+    """Run a supervisor, which imports no server before it knows whether that may be forked."""
+    from zufluss.config.options import DATA_DIR
+    from zufluss.local_cluster import run_cluster, server_count
+
+    _check_ports(conf, "--port PORT (0 for any free one)")
+    _log_to_stderr(conf, "supervisor")
+    return run_cluster(conf, server_count(tablet_servers, Path(conf[DATA_DIR])))
 
 
 def server(
@@ -151,9 +177,17 @@ def _prepare(conf: Configuration, option: str) -> None:
     Importing the server loads libraries for a second, and without a compiled library it would
     compile kernels one after the other. `option` is what the user sets for another port.
     """
+    from zufluss.record import kernels
+
+    _check_ports(conf, option)
+    _log_to_stderr(conf)
+    kernels.warm()
+
+
+def _check_ports(conf: Configuration, option: str) -> None:
+    """Say that a port is taken, and what to do."""
     from zufluss.config.options import BIND_LISTENERS
     from zufluss.net.listeners import taken_endpoint
-    from zufluss.record import kernels
 
     listeners = conf[BIND_LISTENERS]
     taken = taken_endpoint(listeners)
@@ -163,8 +197,6 @@ def _prepare(conf: Configuration, option: str) -> None:
             f"choose another port with {option}"
         )
         raise typer.Exit(USAGE)
-    _log_to_stderr(conf)
-    kernels.warm()
 
 
 def _check_system() -> None:
@@ -195,8 +227,8 @@ def _run(serve: Callable[[], int]) -> None:
     raise typer.Exit(code)
 
 
-def _log_to_stderr(conf: Configuration) -> None:
+def _log_to_stderr(conf: Configuration, server: str | None = None) -> None:
     from zufluss.config.options import ZUFLUSS_LOGGING_FORMAT, ZUFLUSS_LOGGING_LEVEL
     from zufluss.obs.logging import configure
 
-    configure(conf[ZUFLUSS_LOGGING_LEVEL], conf[ZUFLUSS_LOGGING_FORMAT])
+    configure(conf[ZUFLUSS_LOGGING_LEVEL], conf[ZUFLUSS_LOGGING_FORMAT], server=server)

@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+from functools import partial
+from typing import Any, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 
-def configure(level: str = "info", output: str = "console", stream: TextIO | None = None) -> None:
-    """Send log events of `level` and above to `stream` (stderr), as `console` or `json`."""
+def configure(
+    level: str = "info",
+    output: str = "console",
+    stream: TextIO | None = None,
+    *,
+    server: str | None = None,
+) -> None:
+    """Send log events of `level` and above to `stream` (stderr), as `console` or `json`.
+
+    With `server` each event has this name, to tell the processes of one machine apart.
+    """
     target = sys.stderr if stream is None else stream
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -27,6 +37,8 @@ def configure(level: str = "info", output: str = "console", stream: TextIO | Non
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
+    if server is not None:
+        shared.append(partial(_add_server, server))
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -49,6 +61,11 @@ def configure(level: str = "info", output: str = "console", stream: TextIO | Non
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def _add_server(name: str, logger: Any, method: str, event: EventDict) -> EventDict:
+    event["server"] = name
+    return event
 
 
 def _renderer(output: str, target: TextIO) -> list[Processor]:

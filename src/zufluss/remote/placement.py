@@ -30,6 +30,8 @@ log = structlog.get_logger("zufluss.remote")
 
 STATE_FILE: Final = Path(".remote") / "placement.json"
 """Name of the stored round-robin below a server's data directory."""
+TABLET_STATE_FILE: Final = Path(".remote") / "tablet-placement.json"
+"""The same of a tablet server of its own, which may share its directory with a coordinator."""
 
 PINNED_MAX: Final = 64
 """Locations that a table may be pinned to at most."""

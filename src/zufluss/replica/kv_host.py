@@ -10,7 +10,6 @@ A bucket's state lies beside its log: `<data dir>/<database>/<table>-<id>[/…]/
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -39,15 +38,11 @@ from zufluss.log.manager import caseless, log_directory, owner_directories
 from zufluss.log.worker import Done, Job, ThreadWorker
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.replica.encoders import ChangelogEncoders
-from zufluss.replica.memory_limit import memory_limit
+from zufluss.replica.memory_limit import kv_memory
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-MEMORY_SHARE = 4
-"""The share of the machine's memory for key-value state, as a divisor, unless configured."""
-MEMORY_MIN = 8 << 20
-"""Bytes of memory for key-value state, however small the machine is."""
 _KV = re.compile(r"kv-\d+")
 
 
@@ -160,7 +155,7 @@ class KvHost:
         `CorruptRecordError` if the state and the log do not belong together.
         """
         if self._memory is None:
-            self._memory = KvMemory(self._budget(), self._when_passed)
+            self._memory = KvMemory(kv_memory(self._conf), self._when_passed)
         memory = self._memory
         directory = kv_directory(self._data_dir, replica.path, replica.bucket)
         if directory in self._dropped:
@@ -351,10 +346,3 @@ class KvHost:
         await self._loop.run_in_executor(None, self.encoders.stop)
         if self._memory is not None:
             await self._loop.run_in_executor(None, self._memory.close)
-
-    def _budget(self) -> int:
-        configured = self._conf.get(options.ZUFLUSS_KV_MEMORY)
-        if configured is not None:
-            return configured
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return max(min(memory, memory_limit() or memory) // MEMORY_SHARE, MEMORY_MIN)

@@ -14,13 +14,31 @@ Inside of a container the root is usually that of the container, and the path ne
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from zufluss.config import options
+from zufluss.config.load import Configuration
+
+MEMORY_SHARE = 4
+"""One byte in this many of the machine's memory is for rows of primary-key tables."""
+MEMORY_MIN = 8 << 20
+"""Their memory on a machine that has hardly any."""
 
 OWN_GROUPS = Path("/proc/self/cgroup")
 """The control groups of the process."""
 GROUPS = Path("/sys/fs/cgroup")
 """Where control groups are mounted."""
+
+
+def kv_memory(conf: Configuration) -> int:
+    """Return the bytes for rows of primary-key tables: as configured, or a share of the machine."""
+    configured = conf.get(options.ZUFLUSS_KV_MEMORY)
+    if configured is not None:
+        return configured
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(min(memory, memory_limit() or memory) // MEMORY_SHARE, MEMORY_MIN)
 
 
 def memory_limit(own_groups: Path = OWN_GROUPS, groups: Path = GROUPS) -> int | None:
