@@ -41,6 +41,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SERVERS = pytest.StashKey[list[DevServer]]()
 """Servers whose output belongs into the report of a failing test."""
 
+SERVERS_WANTED = os.environ.get("TEST_TABLET_SERVERS", "")
+"""The shared server is `zufluss dev --tablet-servers` with this number, if it is set. Tests that
+send frames to one address, whoever leads a bucket, are left out then."""
+
 BUCKETS_MAX = 128
 """`max.bucket.num` of the shared server: low, so that fuzzed requests cannot cost much."""
 
@@ -51,7 +55,8 @@ def dev_server(
 ) -> Iterator[DevServer]:
     """The worker's server; no test stops it."""
     properties = {"max.bucket.num": str(BUCKETS_MAX)}
-    server = WarmServer(tmp_path_factory.mktemp("server"), properties)
+    command = ("dev", "--tablet-servers", SERVERS_WANTED) if SERVERS_WANTED else ("dev",)
+    server = WarmServer(tmp_path_factory.mktemp("server"), properties, command=command)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server
@@ -131,6 +136,8 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules that share a Spark session come first: one worker gets them, and one starts Spark."""
     shared = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    if SERVERS_WANTED:
+        items[:] = [item for item in items if "raw" not in getattr(item, "fixturenames", ())]
     items.sort(key=lambda item: item.path not in shared)
 
 

@@ -1,0 +1,1 @@
+"""A cluster of three tablet servers, as clients and operators see it."""
