@@ -27,6 +27,7 @@ SECTIONS = {
     "scan": 12,
     "clients": 10,
     "small": 8,
+    "cluster": 6,
     "memory": 1,
     "startup": 3,
     "micro": 3,
