@@ -38,6 +38,8 @@ class Server:
         flush: FlushMode = FlushMode.ACK,
         buckets: tuple[TableBucket, ...] = (FIRST, SECOND),
         file_bytes: int = 1 << 16,
+        *,
+        start: bool = True,
     ) -> None:
         self.durable: list[tuple[TableBucket | None, int]] = []
         self.failures: list[Log] = []
@@ -58,8 +60,9 @@ class Server:
                 self.manager.open_log(PATH, bucket, LogConfig(), 0)
             except (CorruptRecordError, OSError):
                 self.refused.append(bucket)
-        self.manager.started()
-        self.flush_worker.run()
+        if start:
+            self.manager.started()
+            self.flush_worker.run()
 
     def _durable(self, items: list[tuple[Log, int]]) -> None:
         for log, end in items:
@@ -149,6 +152,29 @@ async def test_the_commit_log_restores_what_the_segments_lost(tmp_path: Path) ->
     server.kill()
     (tmp_path / COMMIT_DIRECTORY / "commit-0.log").unlink()
     assert read_all(Server(tmp_path).log()) == before
+
+
+async def test_a_log_that_is_written_before_others_are_open_leaves_them_their_entries(
+    tmp_path: Path,
+) -> None:
+    """A tablet server of its own serves a bucket while it still opens the next one."""
+    server = Server(tmp_path)
+    for bucket in (FIRST, SECOND):
+        server.append(bucket)
+    server.sync()
+    before = read_all(server.log(SECOND))
+    server.kill()
+    for path in log_directory(tmp_path, PATH, SECOND).iterdir():
+        path.unlink()
+    again = Server(tmp_path, buckets=(FIRST,), start=False)
+    for _ in range(3):
+        again.append(FIRST, body=b"." * 3000)
+        again.sync()
+        again.flush_worker.run()
+    assert again.durable == [(FIRST, 4), (FIRST, 6), (FIRST, 8)], "synced in the segment"
+    again.manager.open_log(PATH, SECOND, LogConfig(), 0)
+    again.manager.started()
+    assert read_all(again.log(SECOND)) == before
 
 
 async def test_entries_of_a_dropped_table_are_ignored(tmp_path: Path) -> None:

@@ -172,11 +172,18 @@ class GroupCommit:
         self._names: set[Path] = set()
         """The files that exist."""
         self._preparing = False
+        self._started = False
         self.closing = False
         """No more time to wait for descriptors: a log that cannot be synced now is failed."""
 
     def start(self) -> None:
-        """Create the first commit file; until it exists, groups sync the segment files."""
+        """Create the first commit file; until it exists, groups sync the segment files.
+
+        Call it when all logs have taken what the commit log of the last run has for them. Entries
+        come before that: a log that is open is served while others are still being opened. They
+        must not go into those files.
+        """
+        self._started = True
         self._prepare()
 
     def add(self, log: Log, end_offset: int, view: memoryview | None) -> None:
@@ -391,7 +398,7 @@ class GroupCommit:
 
     def _prepare(self) -> None:
         """Create another file in the background if no file is free and the limit allows one."""
-        if self._free or self._preparing or len(self._names) >= FILES_MAX:
+        if not self._started or self._free or self._preparing or len(self._names) >= FILES_MAX:
             return
         paths = (self._directory / f"commit-{number}.log" for number in range(FILES_MAX))
         path = next(path for path in paths if path not in self._names)
