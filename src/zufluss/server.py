@@ -461,7 +461,9 @@ async def _serve_tablet_until(
         return home(storage.locations, location_id).uri
 
     node = _node(tablet.server_id, net, conf.get(options.TABLET_SERVER_RACK))
-    link = CoordinatorLink(node, tablet.image, tablet, coordinator, claim, storage.reports)
+    link = CoordinatorLink(
+        node, tablet.image, tablet, coordinator, claim, storage.reports, replaced=stop.set
+    )
     link.register(services)
     shown.pulse.watch(coordinator_state(link))
     shown.pulse.watch(buckets_state(tablet))
@@ -486,6 +488,8 @@ async def _serve_tablet_until(
             joined.set()
             shown.samples.extend([tablet_samples(tablet), location_samples(storage)])
             await _accept(net, conf, stop, TABLET_SERVER, shown)
+            if link.replacement is not None:
+                raise ConfigError(link.replacement.message)
     finally:
         await link.stop()
         await tablet.close()

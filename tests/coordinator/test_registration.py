@@ -246,6 +246,24 @@ async def test_a_restarted_coordinator_asks_its_servers_to_register_again(apart:
     assert apart.in_step()
 
 
+async def test_of_two_processes_with_one_id_the_earlier_ends(apart: Apart) -> None:
+    """If it registered again, the two would take the buckets from each other for ever."""
+    ended: list[str] = []
+    earlier = CoordinatorLink(
+        TABLET, ClusterImage(), RecordingTablet(), CoordinatorClient(apart._coordinator),
+        lambda _: None, replaced=lambda: ended.append("earlier"),
+    )  # fmt: skip
+    await earlier.join()
+    await apart.link.join()
+    await earlier.heartbeat()
+    assert ended == ["earlier"]
+    assert earlier.replacement is not None
+    assert "tablet-server.id of its own" in earlier.replacement.message
+    await apart.link.heartbeat()
+    await apart.create_table()
+    assert len(apart.tablet.buckets) == 2
+
+
 async def test_a_heartbeat_keeps_a_server_and_silence_removes_it(apart: Apart) -> None:
     """A silent server is in nobody's metadata; it is back as soon as it speaks."""
     await apart.link.join()

@@ -121,8 +121,18 @@ class Registrations:
     async def tablet_heartbeat(
         self, request: m.TabletHeartbeatRequest, ctx: RequestContext
     ) -> m.TabletHeartbeatResponse:
-        """TABLET_HEARTBEAT (30001): error 58 tells a server to register again."""
+        """TABLET_HEARTBEAT (30001): error 58 tells a server to register again.
+
+        Error 24 tells it that another process has registered with its id since. It must not
+        register again then: the two would take turns.
+        """
         session = self._sessions.get(request.server_id)
+        if session is not None and 0 < request.server_epoch < session.tablet.server_epoch:
+            raise error(
+                ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
+                f"another process registered as tablet server {request.server_id} after this one, "
+                f"at {session.node.endpoints[0]}; give each server a tablet-server.id of its own",
+            )
         if session is None or session.tablet.server_epoch != request.server_epoch:
             raise error(
                 ErrorCode.SERVER_NOT_EXIST_EXCEPTION,

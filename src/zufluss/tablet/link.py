@@ -72,11 +72,16 @@ class CoordinatorLink:
         check_cluster: Callable[[str], None],
         reports: Callable[[], Sequence[HealthReport]] = tuple,
         clock: Callable[[], float] = time.monotonic,
+        replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """`check_cluster` gets the cluster's id before anything is deleted, and may refuse.
 
-        `reports` says what this server saw of each remote location, for heartbeats.
+        `reports` says what this server saw of each remote location, for heartbeats. `replaced` is
+        called when another process has registered with this server's id: this one must end.
         """
+        self._replaced = replaced
+        self.replacement: ZuflussError | None = None
+        """The coordinator's word that another process has this server's id."""
         self._clock = clock
         self._answered: float | None = None
         self.server_epoch = NOT_REGISTERED
@@ -152,9 +157,14 @@ class CoordinatorLink:
         try:
             answer = await self._coordinator.call(ApiKey.TABLET_HEARTBEAT, request)
         except ZuflussError as problem:
-            if problem.code is not ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
+            if problem.code is ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION:
+                log.error("replaced", server_id=self._node.node_id, reason=problem.message)
+                self.replacement = problem
+                self._replaced()
+            elif problem.code is ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
+                await self.join()
+            else:
                 raise
-            await self.join()
         else:
             self._answered = self._clock()
             if answer.HasField("locations"):  # an update was lost
