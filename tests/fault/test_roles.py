@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import fluss
 import pytest
@@ -27,8 +28,9 @@ from tests.fault.load import (
     create_target,
     read_all,
 )
-from tests.servers import Apart
+from tests.servers import Apart, RoleServer
 from zufluss.errors import ZuflussError
+from zufluss.testing.server import DevServer
 
 SMALL = {"log.segment.file-size": "256kb"}
 
@@ -74,6 +76,19 @@ def test_either_process_may_be_killed_and_clients_go_on(
             if history.problems:
                 break
     assert violations(history, read_all(tablet.port, targets)) == []
+
+
+def test_a_second_server_with_the_same_id_ends_the_first(
+    new_apart: Callable[..., Apart], own_servers: Callable[[DevServer], None], tmp_path: Path
+) -> None:
+    coordinator, first = new_apart()
+    address = {"zufluss.coordinator.address": coordinator.bootstrap}
+    second = RoleServer("tablet", tmp_path, address)
+    own_servers(second)
+    assert first.wait() == 2
+    assert "give each server a tablet-server.id of its own" in first.log()
+    assert "tablet_replaced" in coordinator.log()
+    create_target(coordinator.port, "t", 1)
 
 
 def create_when_possible(port: int, name: str) -> Target:
