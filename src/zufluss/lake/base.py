@@ -237,6 +237,8 @@ class LakeFile:
     """Bytes."""
     deletes: tuple[str, ...] = ()
     """Position delete files (`file_path`, `pos`) that apply to it."""
+    equality_deletes: tuple[str, ...] = ()
+    """Files of deleted keys that apply to it, too. Only the format's `LakeReader` applies them."""
     bucket: int | None = None
     """The bucket of all its rows; None if the layout of the lake does not tell."""
 

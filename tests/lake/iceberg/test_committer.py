@@ -16,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ForbiddenError
-from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import DataFileContent, ManifestEntry, ManifestEntryStatus
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from sqlalchemy.exc import OperationalError
@@ -45,7 +43,7 @@ from zufluss.lake.base import (
     LakeError,
     LakeTableError,
 )
-from zufluss.lake.iceberg import IcebergTiering, private
+from zufluss.lake.iceberg import IcebergTiering
 from zufluss.lake.iceberg.catalog import load
 from zufluss.lake.iceberg.commit import commit_snapshot
 from zufluss.lake.iceberg.committer import IcebergCommitter
@@ -61,7 +59,6 @@ from zufluss.lake.iceberg.handle import (
 from zufluss.lake.iceberg.private import (
     SnapshotBuilder,
     SnapshotChange,
-    data_file,
     live_entries,
 )
 
@@ -394,16 +391,6 @@ def test_history_never_goes_back_in_time(tmp_path: Path) -> None:
     lake.metadata = lake.metadata.model_copy(update={"last_updated_ms": later})
     staged = SnapshotBuilder(SnapshotChange("append"), 5).stage(lake)
     assert staged.snapshot.timestamp_ms == later
-
-
-def test_equality_deletes_of_another_writer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = FileWritten(POSITION_DELETES, "f.parquet", 1, 1, (0,), referenced_data_file="d")
-    made = data_file(file, 0)
-    made[0] = DataFileContent.EQUALITY_DELETES
-    entry = ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=made)
-    monkeypatch.setattr(private, "live_entries", lambda *_: [entry])
-    with pytest.raises(LakeTableError, match=r"f\.parquet holds equality deletes"):
-        private.live_files(PyArrowFileIO(), None, [])
 
 
 def test_a_table_dropped_in_mid_round_is_a_clear_error(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ file per data file:
 | file_path | string | 2147483546 |
 | pos | long | 2147483545 |
 
+Rows that are deleted by key already (`private.equality_deletes`) are found and deleted once more,
+which changes nothing.
+
 A lookup only reads the key columns of files whose bounds admit a key. Files never change, so key
 columns and deleted positions are cached in this process, up to `CACHE_BYTES_MAX`; reused Spark
 workers find them there.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -127,6 +131,14 @@ class KeyLookup:
             positions = self._without_deleted(file, hit)
             if len(positions):
                 yield ReplacedRows(file, positions)
+
+    def deleted(self, path: str, equality_deletes: Sequence[str]) -> Positions:
+        """The positions of a data file whose keys are in one of some equality delete files."""
+        rows, *gone = [
+            _cache.get((file, self._shape), partial(self._read_keys, file))
+            for file in (path, *equality_deletes)
+        ]
+        return np.flatnonzero(KeySet(pa.concat_tables(gone)).contains(rows))
 
     def remember(self, path: str, keys: pa.Table) -> None:
         """Keep the key columns of a file that was just written, for the next round."""

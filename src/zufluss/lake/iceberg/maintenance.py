@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.manifest import FileFormat
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
@@ -60,7 +60,14 @@ from zufluss.lake.iceberg.files import LakeFiles
 from zufluss.lake.iceberg.handle import LiveFile
 from zufluss.lake.iceberg.orphans import remove, sweep, unreferenced_by_expiry
 from zufluss.lake.iceberg.parquet import arrow_schema
-from zufluss.lake.iceberg.private import SnapshotChange, is_data, live_entries, live_files
+from zufluss.lake.iceberg.private import (
+    SnapshotChange,
+    equality_deletes,
+    is_data,
+    is_position_deletes,
+    live_entries,
+    live_files,
+)
 from zufluss.model.lake import OFFSET_COLUMN
 
 ATTEMPTS_MAX = 10
@@ -242,15 +249,12 @@ def plan_table(lake: Table) -> list[BucketPlan]:
 
 
 def _foreign_files(lake: Table) -> set[str]:
-    """Data files that compaction leaves alone: of another partition spec, or no Parquet."""
-    out = set()
-    for entry in live_entries(lake.io, lake.metadata.current_snapshot()):
+    """Data files that compaction leaves alone: of another partition spec, no Parquet, or with
+    rows that are deleted by key."""
+    head = lake.metadata.current_snapshot()
+    out = set(equality_deletes(lake.io, head, lake.schema().identifier_field_ids))
+    for entry in live_entries(lake.io, head):
         file = entry.data_file
-        if file.content == DataFileContent.EQUALITY_DELETES:
-            raise LakeTableError(
-                f"lake table {'.'.join(lake.name())} has equality deletes ({file.file_path}), "
-                "written by another engine; compact it with that engine"
-            )
         odd = file.file_format != FileFormat.PARQUET
         if is_data(entry) and (odd or file.spec_id != lake.metadata.default_spec_id):
             out.add(file.file_path)
@@ -263,7 +267,7 @@ def _removed(lake: Table, work: Rewriter) -> frozenset[str]:
     merged = {file.path for file in work.merged}
     head = lake.metadata.current_snapshot()
     entries = live_entries(lake.io, head)
-    deletes = {entry.data_file.file_path for entry in entries if not is_data(entry)}
+    deletes = {entry.data_file.file_path for entry in entries if is_position_deletes(entry)}
     for files in live_files(lake.io, head, ()).values():
         for file in files:
             if file.path not in replaced and file.path not in merged:

@@ -45,7 +45,7 @@ from pyiceberg.manifest import (
     ManifestWriterV2,
     write_manifest_list,
 )
-from pyiceberg.table import Table
+from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.delete_file_index import PATH_FIELD_ID, DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import (
@@ -163,6 +163,11 @@ def is_data(entry: ManifestEntry) -> bool:
     return bool(entry.data_file.content == DataFileContent.DATA)
 
 
+def is_position_deletes(entry: ManifestEntry) -> bool:
+    """Whether the entry is a file of position deletes."""
+    return bool(entry.data_file.content == DataFileContent.POSITION_DELETES)
+
+
 def partition_of(file: DataFile) -> PartitionValues:
     """The partition values of a file as plain data."""
     return tuple(cast("PartitionValue", file.partition[i]) for i in range(len(file.partition)))
@@ -171,16 +176,14 @@ def partition_of(file: DataFile) -> PartitionValues:
 def live_files(
     io: FileIO, snapshot: Snapshot | None, key_ids: Iterable[int]
 ) -> dict[PartitionValues, tuple[LiveFile, ...]]:
-    """Data files of a snapshot by partition, each with its delete files and bounds of the key."""
+    """Data files of a snapshot by partition, each with its delete files and bounds of the key.
+
+    Equality deletes are left out: see `equality_deletes`.
+    """
     entries = list(live_entries(io, snapshot))
     index = DeleteFileIndex()
     for entry in entries:
-        if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
-            raise LakeTableError(
-                f"{entry.data_file.file_path} holds equality deletes of another writer, which "
-                "cannot be applied here; rewrite the lake table's files with that writer's engine"
-            )
-        if not is_data(entry):
+        if entry.data_file.content == DataFileContent.POSITION_DELETES:
             index.add_delete_file(entry, partition_key=entry.data_file.partition)
     ids = frozenset(key_ids)
     out: defaultdict[PartitionValues, list[LiveFile]] = defaultdict(list)
@@ -189,6 +192,55 @@ def live_files(
         deletes = index.for_data_file(entry.sequence_number or 0, file, file.partition)
         out[partition_of(file)].append(_live_file(file, deletes, ids))
     return {partition: tuple(files) for partition, files in out.items()}
+
+
+def equality_deletes(
+    io: FileIO, snapshot: Snapshot | None, key_ids: Iterable[int]
+) -> dict[str, tuple[str, ...]]:
+    """The equality delete files of each data file that has some, by its path.
+
+    Fluss's tiering job writes them: they delete rows by the primary key, in files of the same
+    partition with a smaller sequence number. `LakeTableError` if one has other columns.
+    """
+    keys = sorted(key_ids)
+    found: defaultdict[tuple[int, PartitionValues], list[tuple[int, str]]] = defaultdict(list)
+    for manifest in snapshot.manifests(io) if snapshot is not None else ():
+        if manifest.content != ManifestContent.DELETES:
+            continue
+        for entry in manifest_entries(io, manifest):
+            file = entry.data_file
+            if file.content != DataFileContent.EQUALITY_DELETES:
+                continue
+            if sorted(file.equality_ids or ()) != keys:
+                raise LakeTableError(
+                    f"{file.file_path} deletes rows by the fields {file.equality_ids}, which are "
+                    "not the primary key; rewrite the lake table's files with its writer's engine"
+                )
+            at = (file.spec_id, partition_of(file))
+            found[at].append((entry.sequence_number or 0, file.file_path))
+    out = {}
+    for entry in filter(is_data, live_entries(io, snapshot) if found else ()):
+        file, number = entry.data_file, entry.sequence_number or 0
+        deletes = found.get((file.spec_id, partition_of(file)), ())
+        out[file.file_path] = tuple(sorted(path for later, path in deletes if number < later))
+    return {path: deletes for path, deletes in out.items() if deletes}
+
+
+def plan_rows(scan: DataScan) -> Iterable[FileScanTask]:
+    """The tasks of a scan, as if there were no equality deletes, at which pyiceberg gives up."""
+    snapshot = scan.snapshot()
+    if int(_total_equality_deletes(snapshot)) == 0:
+        return scan.plan_files()
+    assert snapshot is not None
+    return scan._manifest_planner.plan_files(
+        snapshot.manifests(scan.io),
+        lambda entry: bool(entry.data_file.content != DataFileContent.EQUALITY_DELETES),
+    )
+
+
+def _total_equality_deletes(snapshot: Snapshot | None) -> str:
+    summary = None if snapshot is None else snapshot.summary
+    return "0" if summary is None else summary.get("total-equality-deletes") or "0"
 
 
 def _live_file(file: DataFile, deletes: Iterable[DataFile], ids: frozenset[int]) -> LiveFile:

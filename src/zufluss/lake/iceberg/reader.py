@@ -1,9 +1,10 @@
 """Reads snapshots of a lake table as Arrow batches, files and row groups in parallel.
 
 pyiceberg plans a scan: it prunes files by partition and column bounds, and pairs data files with
-their position deletes. Files are read here: a few threads read row groups ahead of the consumer,
-find columns by field id (columns that a file lacks are null), drop deleted positions, and convert
-the types back to those of the table.
+their position deletes. It knows no equality deletes, which Fluss's tiering job leaves behind; they
+become deleted positions here, by a look at the key columns of both files. Files are read here: a
+few threads read row groups ahead of the consumer, find columns by field id (columns that a file
+lacks are null), drop deleted positions, and convert the types back to those of the table.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from zufluss.lake.base import CommitterContext, LakeFile, LakeScan, LakeTableErr
 from zufluss.lake.iceberg.catalog import load
 from zufluss.lake.iceberg.commit import load_table
 from zufluss.lake.iceberg.committer import owned
-from zufluss.lake.iceberg.deletes import Positions, deleted_positions
+from zufluss.lake.iceberg.deletes import KeyLookup, Positions, deleted_positions
 from zufluss.lake.iceberg.files import LakeFiles
 from zufluss.lake.iceberg.parquet import arrow_schema, columns_in_file, convert_table
+from zufluss.lake.iceberg.private import equality_deletes, plan_rows
 from zufluss.lake.iceberg.pruning import pruning_expression
 from zufluss.lake.iceberg.schema import partitions_values
 from zufluss.model.expression import Expression
@@ -92,15 +94,17 @@ class IcebergReader:
         scan = self._lake.scan(row_filter=self._pruning(filter), snapshot_id=snapshot_id)
         files = []
         try:
-            for task in scan.plan_files():
+            keys = self._lake.schema().identifier_field_ids
+            gone = equality_deletes(self._lake.io, scan.snapshot(), keys)
+            for task in plan_rows(scan):
                 file = task.file
                 values = tuple(file.partition[i] for i in range(len(file.partition) - 1))
                 if values not in unwanted and (chosen is None or values in chosen):
-                    files.append(_lake_file(task))
+                    files.append(_lake_file(task, gone.get(file.file_path, ())))
         except ValueError as problem:
             raise LakeTableError(
                 f"snapshot {snapshot_id} of lake table {self._table.path} cannot be planned: "
-                f"{problem}. Tables with equality deletes must be compacted by their writer"
+                f"{problem}"
             ) from problem
         return LakeScan(snapshot_id, tuple(files))
 
@@ -150,12 +154,20 @@ class IcebergReader:
         with self._files.open(file.path) as source:
             footer = pq.read_metadata(source)
         gone = [deleted_positions(self._files, path, file.path) for path in file.deletes]
+        if file.equality_deletes:
+            gone.append(self._by_key().deleted(file.path, file.equality_deletes))
         deleted = np.unique(np.concatenate(gone)) if gone else np.empty(0, np.int64)
         groups, first = [], 0
         for number in range(footer.num_row_groups):
             groups.append(_RowGroup(file.path, footer, number, first, deleted))
             first += footer.row_group(number).num_rows
         return groups
+
+    def _by_key(self) -> KeyLookup:
+        schema = self._lake.schema()
+        fields = arrow_schema(schema.model_dump_json())
+        names = sorted(schema.identifier_field_names(), key=fields.get_field_index)
+        return KeyLookup(self._files, pa.schema([fields.field(name) for name in names]))
 
     def _read(self, group: _RowGroup, known: pa.Schema, target: pa.Schema) -> pa.Table:
         with (
@@ -188,11 +200,12 @@ def _ahead(pool: ThreadPoolExecutor, work: Callable[[A], B], items: Iterable[A])
         yield waiting.popleft().result()
 
 
-def _lake_file(task: Any) -> LakeFile:
+def _lake_file(task: Any, equality_deletes: tuple[str, ...]) -> LakeFile:
     return LakeFile(
         path=task.file.file_path,
         records=task.file.record_count,
         size=task.file.file_size_in_bytes,
         deletes=tuple(sorted(file.file_path for file in task.delete_files)),
+        equality_deletes=equality_deletes,
         bucket=task.file.partition[len(task.file.partition) - 1],
     )

@@ -140,7 +140,8 @@ class _UnionFrame:
         files = lake_files(self.plan, shape.prune)
         if self.plan.lake is None or not files:
             return None
-        if LAKE_FORMATS[self.plan.lake_format].parquet_files:
+        by_key = any(file.equality_deletes for file in files)
+        if LAKE_FORMATS[self.plan.lake_format].parquet_files and not by_key:
             rows = read_files(self.request.spark, files, shape.schema)
         else:
             splits = lake_splits(self.plan.lake.snapshot_id, files)
