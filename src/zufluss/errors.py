@@ -423,6 +423,10 @@ class LocationMovedError(ZuflussError, code=ErrorCode.REMOTE_LOCATION_MOVED):
     """A remote location got another address after files were uploaded; upload them again."""
 
 
+class LakeTableAlreadyExistError(ZuflussError, code=ErrorCode.LAKE_TABLE_ALREADY_EXIST):
+    """The lake has a table of this name that does not belong to the table."""
+
+
 class LakeSnapshotNotExistError(ZuflussError, LookupError, code=ErrorCode.LAKE_SNAPSHOT_NOT_EXIST):
     """The table has no such snapshot in the lake."""
 

@@ -48,6 +48,7 @@ from zufluss.coordinator.server import Coordinator
 from zufluss.embedded_lake import with_lake
 from zufluss.errors import ConfigError, NetworkError
 from zufluss.expiry import CLOCK_FILE, COORDINATOR_CLOCK_FILE, ExpiryClock, expiry_clock
+from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files, files_from_environment
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.meta.probe import store_probe
@@ -338,8 +339,9 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
         closing.push_async_callback(store.close)
         shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
         node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
+        creator = LakeTableCreator()
         coordinator = await Coordinator.open(
-            conf, store, node, wall_ms, files=files, expiry_ms=expiry.now_ms
+            conf, store, node, wall_ms, files=files, expiry_ms=expiry.now_ms, creator=creator
         )
         orders = AsyncExitStack()
         orders.push_async_callback(coordinator.stop)
@@ -409,6 +411,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
         closing.push_async_callback(store.close)
         shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
         closing.callback(tablets.close)
+        creator = LakeTableCreator()
         coordinator = await Coordinator.open(
             conf,
             store,
@@ -417,6 +420,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
             connect=connect,
             files=files,
             expiry_ms=expiry.now_ms,
+            creator=creator,
         )
         closing.push_async_callback(coordinator.stop)
         coordinator.register(services)

@@ -136,8 +136,11 @@ def create(
         descriptor = _with_options(_descriptor(columns, schema), changes)
     path = table_path(table)
     with connected(bootstrap, settings) as connection:
-        connection.admin.create_table(str(path), descriptor, ignore_if_exists=if_not_exists)
+        missing = connection.admin.create_table(
+            str(path), descriptor, ignore_if_exists=if_not_exists
+        )
     say(f"table {path} is there")
+    _say_missing(missing)
 
 
 @app.command()
@@ -186,7 +189,9 @@ def lake(
       zufluss table lake shop.orders --output json
     """
     with connected(bootstrap, settings) as connection:
-        plan = connection.plan_union(table_path(table))
+        path = table_path(table)
+        plan = connection.plan_union(path)
+        reason = None if plan.lake is not None else connection.admin.no_lake_snapshot(str(path))
     rows = [(p.partition, p.bucket.bucket_id, p.start, p.stop, p.stop - p.start) for p in plan.tail]
     facts = {
         "table": str(plan.info.path),
@@ -199,7 +204,7 @@ def lake(
         print_document(facts | {"buckets": [dict(zip(headings, r, strict=True)) for r in rows]})
         return
     skip = 0 if plan.info.is_partitioned else 1
-    print_fields(facts | {"snapshot": facts["snapshot"] or "none yet"})
+    print_fields(facts | {"snapshot": facts["snapshot"] or f"none yet: {reason}"})
     print()
     print_table(headings[skip:], [[str(value) for value in row[skip:]] for row in rows])
 
@@ -238,8 +243,11 @@ def alter(
         added = [column for text in add_column or () for column in Schema.of(text).columns]
     path = table_path(table)
     with connected(bootstrap, settings) as connection:
-        connection.admin.alter_table(str(path), set=changes, reset=names(reset), add_columns=added)
+        missing = connection.admin.alter_table(
+            str(path), set=changes, reset=names(reset), add_columns=added
+        )
     say(f"table {path} is altered")
+    _say_missing(missing)
 
 
 @app.command()
@@ -259,6 +267,14 @@ def drop(
     with connected(bootstrap, settings) as connection:
         connection.admin.drop_table(str(path), ignore_if_not_exists=if_exists)
     say(f"table {path} is gone")
+
+
+def _say_missing(reason: str | None) -> None:
+    if reason is not None:
+        say(
+            f"its lake table is not as it should be: {reason}\nthe next round of `zufluss tiering` "
+            "or `zufluss table alter` tries again"
+        )
 
 
 def _descriptor(columns: str | None, schema: Path | None) -> TableDescriptor:

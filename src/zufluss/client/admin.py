@@ -182,8 +182,9 @@ class AsyncAdmin:
         properties: Mapping[str, str] | None = None,
         custom_properties: Mapping[str, str] | None = None,
         ignore_if_exists: bool = False,
-    ) -> None:
-        """Create a table.
+    ) -> str | None:
+        """Create a table. Returns why its lake table could not be created; None if it is there, or
+        the table is to have none.
 
         `schema` is a column list such as `"id BIGINT NOT NULL, name STRING"`, a `Schema`, or the
         schema of another library: pyarrow, polars, a polars or pandas `DataFrame` (whose rows are
@@ -218,7 +219,8 @@ class AsyncAdmin:
             table_json=descriptor.to_json(),
             ignore_if_exists=ignore_if_exists,
         )
-        await self._change(ApiKey.CREATE_TABLE, request)
+        answer = await self._change(ApiKey.CREATE_TABLE, request)
+        return _lake_table_missing(answer)
 
     async def drop_table(self, path: Path, *, ignore_if_not_exists: bool = False) -> None:
         """Drop a table with its data; raises `TableNotExistError` unless `ignore_if_not_exists`."""
@@ -255,8 +257,10 @@ class AsyncAdmin:
         reset: Iterable[str] = (),
         add_columns: Sequence[Column] | str = (),
         ignore_if_not_exists: bool = False,
-    ) -> None:
+    ) -> str | None:
         """Set properties, `reset` properties to their defaults, or append nullable columns.
+
+        Returns why the lake table could not follow; None if it did, or the table is to have none.
 
         `add_columns` is a column list such as `"note STRING, weight DOUBLE"`, or `Column`s.
         """
@@ -267,7 +271,7 @@ class AsyncAdmin:
             config_changes=_config_changes(set, reset),
             add_columns=[_add_column(column) for column in columns],
         )
-        await self._change(ApiKey.ALTER_TABLE, request)
+        return _lake_table_missing(await self._change(ApiKey.ALTER_TABLE, request))
 
     # -- partitions ----------------------------------------------------------------------------
 
@@ -358,6 +362,10 @@ class AsyncAdmin:
         """
         path = as_path(path)
         return await catalog.lake_snapshot(self._connection, path, snapshot_id, readable=readable)
+
+    async def no_lake_snapshot(self, path: Path) -> str | None:
+        """Return why a table has no lake snapshot, in the coordinator's words; None if it has."""
+        return await catalog.no_lake_snapshot(self._connection, as_path(path))
 
     # -- key-value snapshots -------------------------------------------------------------------
 
@@ -672,8 +680,12 @@ class AsyncAdmin:
     async def _ask(self, api_key: ApiKey, request: Any) -> Any:
         return await self._connection.call_coordinator(api_key, request)
 
-    async def _change(self, api_key: ApiKey, request: Any) -> None:
-        await self._connection.call_coordinator(api_key, request, repeatable=False)
+    async def _change(self, api_key: ApiKey, request: Any) -> Any:
+        return await self._connection.call_coordinator(api_key, request, repeatable=False)
+
+
+def _lake_table_missing(answer: m.CreateTableResponse | m.AlterTableResponse) -> str | None:
+    return answer.lake_table_missing if answer.HasField("lake_table_missing") else None
 
 
 def _config_changes(

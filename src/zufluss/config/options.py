@@ -361,6 +361,13 @@ DATALAKE_ENABLED = bool_option(
     default_text="whether `datalake.format` is set",
     dynamic=True,
 )
+ZUFLUSS_LAKE_CATALOG_TIMEOUT = duration_option(
+    "zufluss.lake.catalog-timeout",
+    20 * SECOND_MS,
+    "How long CREATE TABLE and ALTER TABLE wait for the lake's catalog to create or alter the lake "
+    "table. If it does not answer, the lake table appears with the first round of tiering.",
+    minimum=1,
+)
 
 # -- Log ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ is being deleted, and a drop deletes one subtree.
 | `/tables/ID/schemas/SCHEMA_ID` | the schema, as on the wire |
 | `/tables/ID/auto-increment/COLUMN_ID` | number: the last id given to the column, 0 before the first; made and deleted with the table |
 | `/tables/ID/lake/epoch` | number: the tiering epoch of the last hand-out, 0 before the first |
-| `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `fenced` (a commit had epochs), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the root of its location on), `location` (its id; absent for the first one), `readable_offsets` and `readable_location` (the same, where known) |
+| `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `fenced` (that commit had epochs), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the root of its location on), `location` (its id; absent for the first one), `readable_offsets` and `readable_location` (the same, where known) |
 | `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
@@ -111,7 +111,7 @@ class LakeRecord:
     snapshots: tuple[SnapshotRecord, ...] = ()
     """The snapshots that are kept, the newest last."""
     fenced: bool = False
-    """Whether a service ever committed with epochs; from then on every commit must have them."""
+    """Whether the newest commit named epochs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.catalog.service import CoordinatorService
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.lake.book import LakeBook
+from zufluss.coordinator.lake.creation import LakeTableKeeper
 from zufluss.coordinator.lake.offsets import OffsetsFiles
 from zufluss.coordinator.lake.service import LakeService
 from zufluss.coordinator.lake.tables import LakeTables
@@ -68,6 +69,7 @@ from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.remote.lost import LostLocations
 from zufluss.coordinator.remote.sweep_service import SweepService
 from zufluss.coordinator.tablets import Tablets
+from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files
 from zufluss.meta.api import MetaStore
 from zufluss.model.table import TableBucket
@@ -92,6 +94,7 @@ class _Base(NamedTuple):
     clock_ms: Callable[[], int]
     clock: Callable[[], float]
     expiry_ms: Callable[[], int]
+    lake_tables: LakeTableKeeper
 
 
 class _State(NamedTuple):
@@ -130,6 +133,8 @@ class Coordinator:
         self.producers = ProducerCalls(
             state.producer_book, base.image, base.tablets, conf, base.authority.is_super
         )
+        self.lake_tables = base.lake_tables
+        """Creates the lake tables of tables."""
         self.catalog = _catalog(base, state)
         self.lake = _lake(base, state)
         self.leases = _leases(base, state)
@@ -186,18 +191,21 @@ class Coordinator:
         files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
         expiry_ms: Callable[[], int] | None = None,
+        creator: LakeTableCreator | None = None,
     ) -> Coordinator:
         """Take over a metadata store, and fence off the coordinator that had it before.
 
         `node` is the coordinator itself as clients reach it. `connect` reaches tablet servers of
         other processes. `clock` counts the seconds of leases and producers, and never jumps;
-        `expiry_ms` is the time by which other things expire, by default the clock's.
+        `expiry_ms` is the time by which other things expire, by default the clock's. `creator`
+        creates lake tables; without one they appear with the first round of tiering.
         """
         ledger = await Ledger.open(store)
         image = ClusterImage()
         image.apply([*records.load(await store.tree("/")), NodesPut(node, ())])
+        live = LiveConfiguration(conf)
         base = _Base(
-            LiveConfiguration(conf),
+            live,
             store,
             ledger,
             image,
@@ -208,6 +216,7 @@ class Coordinator:
             clock_ms,
             clock,
             expiry_ms or clock_ms,
+            LakeTableKeeper(live, creator),
         )
         coordinator = cls(base, await _load(base), node, connect, (files or Files()).reach)
         await coordinator._start()
@@ -216,6 +225,7 @@ class Coordinator:
     async def _start(self) -> None:
         """Begin everything that runs by itself."""
         await self.catalog.create_default_database()
+        self.lake_tables.start()
         self.locations.storage.start()
         self.lease_timer.start()
         await self.remote.start()
@@ -269,7 +279,9 @@ class Coordinator:
                 self.lost_locations,
             )
         )
-        services.attach(CoordinatorService(self.conf, self.catalog, self.partitions.check))
+        services.attach(
+            CoordinatorService(self.conf, self.catalog, self.partitions.check, self.lake_tables)
+        )
         services.attach(LakeService(self.lake, self.image))
         services.attach(self.remote.service())
         services.attach(LeaseService(self.leases, self.image, self.authority))
@@ -294,6 +306,7 @@ class Coordinator:
         await self.lost_locations.stop()
         await self.remote.stop()
         await self.lease_timer.stop()
+        await self.lake_tables.stop()
         await self.catalog.settle()
         await self.lake.settle()
         await self.locations.storage.stop()
@@ -311,6 +324,7 @@ def _catalog(base: _Base, state: _State) -> Catalog:
         base.tablets,
         state.locations,
         state.producer_book,
+        base.lake_tables,
         base.clock_ms,
     )
 
@@ -324,6 +338,7 @@ def _lake(base: _Base, state: _State) -> LakeTables:
         base.tablets,
         state.lake_book,
         OffsetsFiles(state.locations),
+        base.lake_tables,
         base.clock_ms,
     )
 

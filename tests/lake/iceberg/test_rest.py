@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.lake.iceberg.rest_catalog import RestServer, rest_server
-from tests.lake.iceberg.tables import catalog_properties, ids_in_lake, table_info, write_round
+from tests.lake.iceberg.tables import (
+    catalog_properties,
+    commit_ids,
+    ids_in_lake,
+    table_info,
+    write_round,
+)
 from zufluss.lake.base import (
     CommitterContext,
     LakeCommitRefusedError,
@@ -102,7 +108,7 @@ def test_a_zombie_is_refused_through_a_rest_catalog(tmp_path: Path, server: Rest
 
 
 def test_a_table_created_anew_is_made_beside_the_old_one(server: RestServer) -> None:
-    prepared(server, table_info())
+    commit_ids(prepared(server, table_info()), [1])
     prepared(server, table_info(table_id=8, created=2000))
     assert sorted(server.catalog.list_tables("shop")) == [
         ("shop", "orders"),

@@ -20,6 +20,7 @@ from tests.model.model_strategies import TYPES
 from tests.paths import FIXTURES
 from zufluss.lake.base import LakeTableError
 from zufluss.lake.iceberg import schema as s
+from zufluss.lake.iceberg.rules import validate
 from zufluss.model import types as t
 from zufluss.model.table import TableInfo
 
@@ -172,7 +173,7 @@ def test_properties_of_the_table_go_along_but_not_how_to_reach_the_catalog() -> 
 )
 def test_a_table_that_iceberg_cannot_hold_is_refused(table: TableInfo, says: str) -> None:
     with pytest.raises(LakeTableError, match=says):
-        s.validate(table)
+        validate(table)
 
 
 def with_column(table: TableInfo, name: str, data_type: t.DataType) -> TableInfo:

@@ -97,6 +97,16 @@ async def lake_snapshot(
     return _lake_snapshot(answer)
 
 
+async def no_lake_snapshot(connection: ClusterConnection, path: TablePath) -> str | None:
+    """Why a table has no lake snapshot; None if it has one."""
+    request = m.GetLakeSnapshotRequest(table_path=path_to_proto(path))
+    try:
+        await connection.call_coordinator(ApiKey.GET_LAKE_SNAPSHOT, request)
+    except LakeSnapshotNotExistError as problem:
+        return problem.message
+    return None
+
+
 def partition_name_of(info: TableInfo, partition: Partition | None) -> str | None:
     """The name of a partition; None for a table without partitions.
 

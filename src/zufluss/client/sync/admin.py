@@ -32,6 +32,7 @@ class Admin(Facade[AsyncAdmin]):
     list_offsets = waits(AsyncAdmin.list_offsets)
     list_all_offsets = waits(AsyncAdmin.list_all_offsets)
     lake_snapshot = waits(AsyncAdmin.lake_snapshot)
+    no_lake_snapshot = waits(AsyncAdmin.no_lake_snapshot)
     latest_kv_snapshots = waits(AsyncAdmin.latest_kv_snapshots)
     list_kv_snapshots = waits(AsyncAdmin.list_kv_snapshots)
     take_kv_snapshots = waits(AsyncAdmin.take_kv_snapshots)

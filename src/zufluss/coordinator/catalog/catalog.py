@@ -10,6 +10,7 @@ What happens when a step fails:
 | step that fails | consequence |
 |---|---|
 | check, commit | nothing changed; the caller gets the error |
+| the lake table of a table with tiering | see `lake/creation.py`: refused, or made without it |
 | a leader of a new table or partition does not start | it is dropped again; the caller gets the error |
 | a leader of a new table or partition is gone | it is dropped again, and created at the other servers |
 | a tablet server cannot be told of a drop | logged; it deletes the data when it registers again |
@@ -52,6 +53,7 @@ from zufluss.coordinator import records
 from zufluss.coordinator.catalog import auto_increment
 from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.feed import Feed
+from zufluss.coordinator.lake.creation import LakeTableKeeper, has_lake_table
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.remote.locations import LocationRegistry
@@ -60,6 +62,7 @@ from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import (
     DatabaseAlreadyExistError,
     DatabaseNotEmptyError,
+    InvalidAlterTableError,
     InvalidDatabaseError,
     InvalidTableError,
     NetworkError,
@@ -92,6 +95,10 @@ DESCRIPTOR_BYTES_MAX = VALUE_BYTES_MAX - 10_000
 T = TypeVar("T")
 
 
+class _LakeFirst(Exception):
+    """The table has a lake table, which has to be altered before the table is."""
+
+
 class Catalog:
     """Databases, tables and partitions, durable."""
 
@@ -104,6 +111,7 @@ class Catalog:
         tablets: Tablets,
         locations: LocationRegistry,
         producers: ProducerBook,
+        lake_tables: LakeTableKeeper,
         clock_ms: Callable[[], int],
     ) -> None:
         """`image` is loaded from the store already; `changes` gets every change of the catalog."""
@@ -119,6 +127,7 @@ class Catalog:
         self._tablets = tablets
         self._locations = locations
         self._producers = producers
+        self._lake_tables = lake_tables
         self._clock_ms = clock_ms
         self._lock = asyncio.Lock()
         self._tasks = PendingTasks("catalog")
@@ -237,7 +246,7 @@ class Catalog:
 
         descriptor = await aside(len(table_json), checked)
 
-        async def change() -> TableEntry:
+        def existing_table() -> TableEntry | None:
             existing = self.image.find_table(path)
             if existing is not None and ignore_if_exists:
                 return existing
@@ -245,18 +254,50 @@ class Catalog:
             if existing is not None:
                 raise TableAlreadyExistError(f"Table {path} already exists.")
             self._locations.check_placement(descriptor)
-            return await self._somewhere(lambda: self._create_table(path, descriptor))
+            return None
 
-        return await self.exclusive(change)
+        async def create(info: TableInfo | None = None) -> TableEntry:
+            return existing_table() or await self._create_table(path, descriptor, info)
 
-    async def _create_table(self, path: TablePath, descriptor: TableDescriptor) -> TableEntry:
-        table_id, take_id = await self.ledger.next_id(records.TABLE_COUNTER)
+        async def take_id() -> range:
+            return await self.ledger.take(records.TABLE_COUNTER, 1)
+
+        async def create_with_lake() -> TableEntry:
+            async with self._lake_tables.turn:
+                if (existing := existing_table()) is not None:
+                    return existing
+                [table_id] = await self.exclusive(take_id)
+                info = self._new_table(path, descriptor, table_id)
+                await self._lake_tables.prepare(info)
+                try:
+                    return await self.exclusive(lambda: create(info))
+                finally:
+                    if self.image.table_by_id(table_id) is None:
+                        self._lake_tables.forget(table_id)
+
+        if has_lake_table(self._new_table(path, descriptor, 0)):
+            if (existing := existing_table()) is not None:
+                return existing
+            return await self._tasks.undisturbed(self._somewhere(create_with_lake))
+        return await self.exclusive(lambda: self._somewhere(create))
+
+    def _new_table(self, path: TablePath, descriptor: TableDescriptor, table_id: int) -> TableInfo:
         now = self._clock_ms()
-        info = TableInfo(path, table_id, 1, descriptor, now, now)
+        return TableInfo(path, table_id, 1, descriptor, now, now)
+
+    async def _create_table(
+        self, path: TablePath, descriptor: TableDescriptor, info: TableInfo | None
+    ) -> TableEntry:
+        """Create a table; `info` if its id was taken before, for its lake table."""
+        ops: list[Op] = []
+        if info is None:
+            table_id, take_id = await self.ledger.next_id(records.TABLE_COUNTER)
+            info, ops = self._new_table(path, descriptor, table_id), [take_id]
+        table_id = info.table_id
         buckets = () if info.is_partitioned else self._place(info)
         home = self._locations.choose(info)
         entry = TableEntry(info, {1: descriptor.schema}, buckets, home.location_id)
-        await self.ledger.commit([take_id, *home.ops, *records.create_table(entry)])
+        await self.ledger.commit([*ops, *home.ops, *records.create_table(entry)])
         home.take()
         await self._publish([TablePut(entry)])
         replicas = [
@@ -297,33 +338,59 @@ class Catalog:
     ) -> TableEntry | None:
         """Replace the descriptor of a table by what `alter` returns.
 
-        A new schema gets the next schema id. Returns None for a missing table that is ignored.
+        A new schema gets the next schema id. The lake table follows first, also if nothing changes,
+        so that this creates one that could not be created before. Returns None for a missing table
+        that is ignored.
         `request_bytes` is the length of the request, which tells how long `alter` takes.
         """
 
-        async def change() -> TableEntry | None:
+        async def altered() -> tuple[TableEntry, TableEntry] | None:
+            """The table before and after; None for a missing table that is ignored."""
             if ignore_if_not_exists and self.image.find_table(path) is None:
                 return None
             before = self.image.table(path)
 
-            def altered() -> TableDescriptor | None:
+            def new_descriptor() -> TableDescriptor:
                 descriptor = alter(before.info)
-                if descriptor == before.info.descriptor:
-                    return None
-                _check_size(path, descriptor)  # encodes the schema, for later uses, too
+                if descriptor != before.info.descriptor:
+                    _check_size(path, descriptor)  # encodes the schema, for later uses, too
                 return descriptor
 
-            descriptor = await aside(request_bytes + len(before.table_json), altered)
-            if descriptor is None:
-                return before
+            descriptor = await aside(request_bytes + len(before.table_json), new_descriptor)
+            if descriptor == before.info.descriptor:
+                return before, before
             self._locations.check_placement(descriptor, before.info.descriptor)
-            after = self._altered(before, descriptor)
+            return before, self._altered(before, descriptor)
+
+        async def change(lake_follows: bool) -> TableEntry | None:
+            """Commit the change, once the lake table has followed; before that, raise."""
+            both = await altered()
+            if both is None:
+                return None
+            before, after = both
+            if has_lake_table(after.info) and not lake_follows:
+                raise _LakeFirst
+            if after is before:
+                return before
             await self.ledger.commit(records.alter_table(before, after))
             await self._publish([TablePut(after)])
             log.info("table_altered", table=str(path), schema_id=after.info.schema_id)
             return after
 
-        return await self.exclusive(change)
+        async def change_with_lake() -> TableEntry | None:
+            async with self._lake_tables.turn:
+                both = await altered()
+                if both is not None and has_lake_table(both[1].info):
+                    try:
+                        await self._lake_tables.prepare(both[1].info)
+                    except InvalidTableError as problem:
+                        raise InvalidAlterTableError(problem.message) from problem
+                return await self.exclusive(lambda: change(True))
+
+        try:
+            return await self.exclusive(lambda: change(False))
+        except _LakeFirst:
+            return await self._tasks.undisturbed(change_with_lake())
 
     def _altered(self, before: TableEntry, descriptor: TableDescriptor) -> TableEntry:
         schema_id, schemas = before.info.schema_id, before.schemas

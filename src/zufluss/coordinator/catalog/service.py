@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zufluss.cluster.image import TableEntry
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.lake.creation import LakeTableKeeper
 from zufluss.errors import InvalidAlterTableError, InvalidDatabaseError
 from zufluss.model import types
 from zufluss.model.aggregate import AggFunction
@@ -35,10 +36,12 @@ class CoordinatorService:
         conf: Configuration,
         catalog: Catalog,
         check_partitions: Callable[[Iterable[TableEntry]], Awaitable[None]],
+        lake_tables: LakeTableKeeper,
     ) -> None:
         self._conf = conf
         self._catalog = catalog
         self._check_partitions = check_partitions
+        self._lake_tables = lake_tables
 
     async def create_database(
         self, request: m.CreateDatabaseRequest, ctx: RequestContext
@@ -92,14 +95,18 @@ class CoordinatorService:
     async def create_table(
         self, request: m.CreateTableRequest, ctx: RequestContext
     ) -> m.CreateTableResponse:
-        """CREATE_TABLE (1005): answered when the leaders, and the first auto partitions, are up."""
+        """CREATE_TABLE (1005): answered when the leaders, and the first auto partitions, are up.
+
+        The lake table is there, too, or the answer says why not.
+        """
         entry = await self._catalog.create_table(
             path_from_proto(request.table_path),
             request.table_json,
             ignore_if_exists=request.ignore_if_exists,
         )
         await self._check_partitions([entry])
-        return m.CreateTableResponse()
+        missing = self._lake_tables.missing(entry.info.table_id)
+        return m.CreateTableResponse(lake_table_missing=missing)
 
     async def alter_table(
         self, request: m.AlterTableRequest, ctx: RequestContext
@@ -115,6 +122,8 @@ class CoordinatorService:
         )
         if entry is not None:
             await self._check_partitions([entry])
+            missing = self._lake_tables.missing(entry.info.table_id)
+            return m.AlterTableResponse(lake_table_missing=missing)
         return m.AlterTableResponse()
 
     async def drop_table(

@@ -8,6 +8,7 @@ reported offset is checked before anything is written:
 | a bucket or partition that the table does not have | `UnknownTableOrBucketError`, `PartitionNotExistError` |
 | an offset below that of the newest snapshot | `OffsetOutOfRangeError` |
 | an offset above the high watermark of its bucket | `OffsetOutOfRangeError` |
+| only offsets of the newest snapshot, without epochs | `FencedTieringEpochError` |
 
 The leader of a bucket is asked for the high watermark if the offset is above that of the newest
 snapshot. While a leader is away such offsets are refused with a retriable error. After a lost disk
@@ -22,6 +23,7 @@ from zufluss.coordinator.lake.offsets import Offsets
 from zufluss.coordinator.tablets import Tablets
 from zufluss.errors import (
     ConfigError,
+    FencedTieringEpochError,
     OffsetOutOfRangeError,
     PartitionNotExistError,
     UnknownTableOrBucketError,
@@ -66,6 +68,19 @@ def check_forward(info: TableInfo, known: Offsets, offered: Offsets) -> None:
                 f"{offered.get(bucket, 'nothing')} would go back; read the lake snapshot again and "
                 "tier from there"
             )
+
+
+def check_advance(info: TableInfo, known: Offsets, offered: Offsets) -> None:
+    """`FencedTieringEpochError` if a service that names no epochs has no news.
+
+    A round of such a service that was overtaken by another one cannot be told by its epoch. It
+    would write rows into the lake that are there already.
+    """
+    if known and all(known.get(bucket) == offset for bucket, offset in offered.items()):
+        raise FencedTieringEpochError(
+            f"the lake has all of table '{info.path}' that this round read: another round was "
+            "faster; drop its files and ask for the table again"
+        )
 
 
 async def check_reached(

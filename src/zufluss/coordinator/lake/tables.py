@@ -11,8 +11,9 @@ A round of tiering calls the coordinator four times:
 
 Only the service that holds a table prepares and commits. The queue (`lake/queue.py`) checks the
 epochs of every call that carries them. Fluss's own services send none: they are let through while
-such a service holds the table, until a commit with epochs. Hand-outs and commits take turns, so a
-commit that passed the check is done before the table is given to the next service.
+such a service holds the table. After a commit with epochs they must move an offset forward, too: a
+round of theirs that a service of ours has overtaken usually does not. Hand-outs and commits take
+turns, so a commit that passed the check is done before the table is given to the next service.
 
 Offsets are checked by prepare and again by commit (`lake/checks.py`), because another commit may
 have come in between. They never go back, and never beyond the high watermark. The next file leaves
@@ -43,7 +44,13 @@ from zufluss.config.values import INT64_MAX
 from zufluss.coordinator import records
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.lake.book import LakeBook, offsets_files
-from zufluss.coordinator.lake.checks import check_buckets, check_forward, check_reached
+from zufluss.coordinator.lake.checks import (
+    check_advance,
+    check_buckets,
+    check_forward,
+    check_reached,
+)
+from zufluss.coordinator.lake.creation import LakeTableKeeper
 from zufluss.coordinator.lake.offsets import Offsets, OffsetsFileError, OffsetsFiles
 from zufluss.coordinator.lake.queue import HandOut, TieringQueue
 from zufluss.coordinator.ledger import Ledger
@@ -52,7 +59,6 @@ from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import (
     ConfigError,
-    FencedTieringEpochError,
     LakeNotConfiguredError,
     LakeSnapshotNotExistError,
     TableNotExistError,
@@ -103,6 +109,7 @@ class LakeTables:
         tablets: Tablets,
         book: LakeBook,
         files: OffsetsFiles,
+        lake_tables: LakeTableKeeper,
         clock_ms: Callable[[], int],
     ) -> None:
         self.queue = TieringQueue(clock_ms, ledger.epoch)
@@ -113,6 +120,7 @@ class LakeTables:
         self._tablets = tablets
         self._book = book
         self._files = files
+        self._lake_tables = lake_tables
         self._clock_ms = clock_ms
         self._prepared: dict[int, list[str]] = {}
         self._read: dict[int, dict[str, dict[TableBucket, int]]] = {}
@@ -145,6 +153,7 @@ class LakeTables:
 
     def _drop(self, table_id: int) -> None:
         self.queue.remove_table(table_id)
+        self._lake_tables.forget(table_id)
         self._prepared.pop(table_id, None)
         self._read.pop(table_id, None)
 
@@ -195,6 +204,12 @@ class LakeTables:
         self._check_holder(info, hand_out)
         await check_buckets(info, reported, self._image)
         previous = {} if ignore_previous else await self._newest_offsets(info)
+        if hand_out is None and self._book.get(table_id).fenced:
+            check_advance(info, previous, reported)
+        return await self._prepare(info, previous, reported)
+
+    async def _prepare(self, info: TableInfo, previous: Offsets, reported: Offsets) -> str:
+        table_id = info.table_id
         merged = self._merged(info, previous, reported)
         await check_reached(previous, reported, self._image, self._tablets)
         name = self._files.new_name(info)
@@ -226,9 +241,10 @@ class LakeTables:
                 return
             after = retained(before, record, commit.earliest_to_keep)
             async with self._files.counted(offsets_files([record]), locations_version):
-                fenced = lake.fenced or commit.hand_out is not None
-                await self._put_lake(info, LakeRecord(self._clock_ms(), after, fenced))
+                named = commit.hand_out is not None
+                await self._put_lake(info, LakeRecord(self._clock_ms(), after, named))
             self._forget(info.table_id, after)
+            self._lake_tables.forget(info.table_id)
             self._committed(info.table_id, record.offsets_file.path)
         log.info("lake_snapshot_committed", table=str(info.path), snapshot_id=record.snapshot_id)
         newest = after[-1]
@@ -240,7 +256,9 @@ class LakeTables:
     ) -> None:
         """The old form of a commit: prepare and commit in one call."""
         info = self._table(table_id, path)
-        prepared = await self.prepare(table_id, info.path, reported)
+        self._check_holder(info, None)
+        await check_buckets(info, reported, self._image)
+        prepared = await self._prepare(info, await self._newest_offsets(info), reported)
         await self.commit(LakeCommit(table_id, snapshot_id, prepared))
 
     async def snapshot(
@@ -255,8 +273,10 @@ class LakeTables:
         snapshot = _find(self._book.get(info.table_id).snapshots, snapshot_id, readable)
         if snapshot is None:
             which = "readable " if readable else "" if snapshot_id is None else f"{snapshot_id} "
+            missing = self._lake_tables.missing(info.table_id)
             raise LakeSnapshotNotExistError(
                 f"table '{path}' (id {info.table_id}) has no lake snapshot {which}yet"
+                + ("" if missing is None else f"; its lake table could not be created: {missing}")
             )
         file = snapshot.offsets_file
         if readable and snapshot.readable_file is not None:
@@ -274,11 +294,6 @@ class LakeTables:
         """Raise unless the service that holds the table reports; None if it names no epochs."""
         if hand_out is not None:
             self.queue.check(hand_out)
-        elif self._book.get(info.table_id).fenced:
-            raise FencedTieringEpochError(
-                f"table '{info.path}' was tiered by a service that sends epochs, so reports "
-                f"without epochs are refused; tier it with such a service only"
-            )
         else:
             self.queue.check_unnamed(info.table_id)
 

@@ -20,6 +20,7 @@ from zufluss.lake.base import (
     WriterContext,
 )
 from zufluss.lake.iceberg.handle import IcebergCommittable, IcebergWriteResult
+from zufluss.lake.iceberg.rules import validate
 
 if TYPE_CHECKING:
     from zufluss.lake.iceberg.committer import IcebergCommitter
@@ -46,8 +47,6 @@ class IcebergTiering:
 
     def validate_table(self, table: TableInfo) -> None:
         """`LakeTableError` when Iceberg cannot hold such a table."""
-        from zufluss.lake.iceberg.schema import validate
-
         validate(table)
 
     def create_writer(self, context: WriterContext) -> LakeWriter[IcebergWriteResult]:

@@ -12,6 +12,14 @@ table that was rolled back to an older snapshot of ours has that one as newest.
 | timestamp | epoch milliseconds |
 | properties | the properties of the snapshot |
 
+A snapshot of Fluss's own tiering job has the same commit user and no identity. In a lake table of
+ours it counts as one of ours, because the job tiers the table on behalf of the same cluster.
+
+A lake table without any snapshot may be there before its table. One of ours belongs to a CREATE
+TABLE that did not end, or to a table that was dropped before it had rows: it is dropped. It cannot
+be taken over, because a round of the old table might still commit to it. One that somebody else
+created is taken over if it is exactly what would be created.
+
 The commit empties fresh partitions of all their rows, foreign rows included, as if these rows had
 been written before the partition was created.
 
@@ -75,11 +83,14 @@ from zufluss.lake.iceberg.private import (
     live_entries,
     live_files,
 )
+from zufluss.lake.iceberg.rules import validate
 from zufluss.model.lake import BUCKET_COLUMN
 from zufluss.model.table import TableInfo
 
 NEWEST_KEY = "zufluss.newest"
-_COUNTED = re.compile(r"(added|deleted|removed|total|changed)-|partition(s\.|-summaries)")
+_COUNTED = re.compile(
+    r"(added|deleted|removed|total|changed|manifests|entries)-|partition(s\.|-summaries)"
+)
 """Keys of a snapshot's summary that Iceberg counts itself."""
 ATTEMPTS_MAX = 10
 """The most attempts to create or alter a lake table against concurrent changes."""
@@ -98,7 +109,7 @@ class IcebergCommitter:
 
     def prepare_table(self) -> None:
         """Create the lake table, or alter it to fit the table."""
-        s.validate(self.table)
+        validate(self.table)
         for _ in range(ATTEMPTS_MAX):
             try:
                 with answered(f"lake table {self.table.path}"):
@@ -215,6 +226,8 @@ class IcebergCommitter:
         lake = load_table(self._catalog, self._identifier)
         location = None
         if lake is not None and not owned(lake.metadata, self.table):
+            if TABLE_ID_KEY not in lake.metadata.properties:
+                return self._adopt(lake)
             location = self._moved_away(lake)
             lake = None
         if lake is None:
@@ -259,20 +272,56 @@ class IcebergCommitter:
     def _beside(self, location: str) -> str:
         return f"{location.rstrip('/')}-{self.table.table_id}-{self.table.created_time}"
 
-    def _moved_away(self, lake: Table) -> str:
-        """Rename the lake table of an earlier table of this name; returns a new location."""
-        properties = lake.metadata.properties
-        if TABLE_ID_KEY not in properties:
+    def _not_adoptable(self, metadata: TableMetadata) -> str | None:
+        """Why a lake table of somebody else cannot become that of this table; None if it can."""
+        if metadata.snapshots:
+            return "it has rows or snapshots already"
+        expected, actual = s.iceberg_schema(self.table), metadata.schema()
+        names = [field.name for field in expected.fields]
+        if [field.name for field in actual.fields] != names:
+            return f"its columns are {', '.join(actual.column_names)}, not {', '.join(names)}"
+        if actual.identifier_field_names() != expected.identifier_field_names():
+            return "its identifier fields are not the primary key"
+        if not s.sorted_alike(metadata, expected):
+            return f"it is sorted by {metadata.sort_order()}, not by __offset"
+        for field in expected.fields:
+            if actual.find_field(field.name).required != field.required:
+                return f"column {field.name} is {'optional' if field.required else 'required'}"
+        try:
+            s.missing_columns(self.table, metadata)
+        except LakeTableError as problem:
+            return problem.message
+        return None
+
+    def _adopt(self, lake: Table) -> Table:
+        """Make somebody else's lake table that of this table, if it is empty and fits."""
+        reason = self._not_adoptable(lake.metadata)
+        if reason is not None:
             raise LakeTableError(
-                f"{self.table.path} exists in the lake and was not made by zufluss; rename or drop "
-                "it there, or name the table differently"
+                f"{self.table.path} exists in the lake, was not made by zufluss, and cannot be "
+                f"taken over: {reason}; rename or drop it there, or name the table differently"
             )
+        updates = s.table_properties(self.table)
+        stale = {key for key in lake.metadata.properties if key.startswith(s.FLUSS_PREFIX)}
+        with lake.transaction() as transaction:
+            transaction.set_properties(updates)
+            if stale - set(updates):
+                transaction.remove_properties(*sorted(stale - set(updates)))
+        return lake
+
+    def _moved_away(self, lake: Table) -> str | None:
+        """Rename the lake table of an earlier table of this name, or drop it if it has no snapshot;
+        returns a new location."""
+        properties = lake.metadata.properties
         old_id, old_created = properties[TABLE_ID_KEY], properties[TABLE_CREATED_KEY]
         if (int(old_created), int(old_id)) > (self.table.created_time, self.table.table_id):
             raise LakeTableError(
                 f"lake table {self.table.path} belongs to the newer table {old_id}; table "
                 f"{self.table.table_id} of this name was dropped and cannot be tiered any more"
             )
+        if not lake.metadata.snapshots and NEWEST_KEY not in properties:
+            self._catalog.drop_table(self._identifier)
+            return None
         if places_by_name(self._catalog):
             raise LakeTableError(
                 f"lake table {self.table.path} belongs to the earlier table {old_id} of this name, "
@@ -345,7 +394,8 @@ def newest_snapshot(metadata: TableMetadata, table: TableInfo) -> CommittedSnaps
     while at is not None and at in by_id:
         snapshot = by_id[at]
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
-        if summary.get(COMMIT_USER_KEY) == COMMIT_USER and _matches(summary, table):
+        by_fluss = TABLE_ID_KEY not in summary and owned(metadata, table)
+        if summary.get(COMMIT_USER_KEY) == COMMIT_USER and (by_fluss or _matches(summary, table)):
             properties = {key: v for key, v in summary.items() if not _COUNTED.match(key)}
             return CommittedSnapshot(at, properties, snapshot.timestamp_ms)
         at = snapshot.parent_snapshot_id

@@ -25,7 +25,6 @@ The partition spec is the partition keys as they are, then `bucket[n]` of the bu
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
@@ -58,7 +57,8 @@ from pyiceberg.types import (
 )
 
 from zufluss.lake.base import LakeTableError, table_identity
-from zufluss.lake.iceberg.handle import PartitionValue, PartitionValues
+from zufluss.lake.iceberg.handle import PartitionValues
+from zufluss.lake.iceberg.rules import PARTITION_KEYS
 from zufluss.lake_formats import is_place, opens_files
 from zufluss.model import types as t
 from zufluss.model.lake import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_COLUMNS, TIMESTAMP_COLUMN
@@ -89,19 +89,6 @@ _SYSTEM: dict[str, IcebergType] = {
 }
 _AFRESH = "drop and re-create the table itself, which is then tiered afresh beside the old one"
 """The remedy that always works."""
-_DIGITS_MAX = 6
-"""The most fractional digits of a time in Iceberg."""
-_EPOCH = dt.date(1970, 1, 1)
-_PARTITION_KEYS: dict[t.Root, Callable[[str], PartitionValue]] = {
-    t.Root.CHAR: str,
-    t.Root.STRING: str,
-    t.Root.BOOLEAN: lambda text: text == "true",
-    t.Root.TINYINT: int,
-    t.Root.SMALLINT: int,
-    t.Root.INTEGER: int,
-    t.Root.BIGINT: int,
-    t.Root.DATE: lambda text: (dt.date.fromisoformat(text) - _EPOCH).days,
-}
 _BUCKET_KEYS = frozenset(
     {
         *(t.Root.INTEGER, t.Root.BIGINT, t.Root.DECIMAL, t.Root.DATE, t.Root.TIME),
@@ -226,11 +213,22 @@ def sort_order(schema: Schema) -> SortOrder:
     return SortOrder(by_offset, order_id=1)
 
 
+def sorted_alike(metadata: TableMetadata, schema: Schema) -> bool:
+    """Whether a lake table is sorted as a new one with this schema, or not sorted at all."""
+    actual, here = metadata.sort_order().fields, metadata.schema()
+    return not actual or [
+        (here.find_column_name(f.source_id), f.transform, f.direction, f.null_order) for f in actual
+    ] == [
+        (schema.find_column_name(f.source_id), f.transform, f.direction, f.null_order)
+        for f in sort_order(schema).fields
+    ]
+
+
 def partition_values(table: TableInfo, partition: str | None, bucket: int) -> PartitionValues:
     """The values of the spec's fields for the files of one bucket."""
     spec = spec_of(table.partition_keys, partition) if partition is not None else {}
     values = [
-        _PARTITION_KEYS[table.schema.column(key).data_type.root](spec[key])
+        PARTITION_KEYS[table.schema.column(key).data_type.root](spec[key])
         for key in table.partition_keys
     ]
     return (*values, bucket)
@@ -265,42 +263,6 @@ def followed_properties(table: TableInfo) -> dict[str, str]:
         if not ours:
             out[name] = value
     return out
-
-
-def validate(table: TableInfo) -> None:
-    """Raise `LakeTableError` if Iceberg cannot hold such a table."""
-    for name in SYSTEM_COLUMNS:
-        if name in table.schema:
-            raise LakeTableError(
-                f"column {name!r} of table {table.path} has the name of a system column of the "
-                "lake; a table with it cannot be tiered, name the column differently"
-            )
-    for key in table.partition_keys:
-        data_type = table.schema.column(key).data_type
-        if data_type.root not in _PARTITION_KEYS:
-            raise LakeTableError(
-                f"partition key {key!r} of table {table.path} is {data_type}; Iceberg tables are "
-                "partitioned by STRING, CHAR, BOOLEAN, integers or DATE"
-            )
-    for key in table.schema.primary_key:
-        problem = _no_identifier(table.schema.column(key).data_type)
-        if problem is not None:
-            raise LakeTableError(
-                f"primary key column {key!r} of table {table.path} is "
-                f"{table.schema.column(key).data_type}; {problem}, or do not tier the table"
-            )
-
-
-def _no_identifier(data_type: t.DataType) -> str | None:
-    """The reason why a primary key cannot have this type in Iceberg, and the remedy."""
-    if data_type.root in (t.Root.FLOAT, t.Root.DOUBLE):
-        return "Iceberg has no identifier fields of these: take DECIMAL or another type"
-    if isinstance(data_type, t.TemporalType) and data_type.precision > _DIGITS_MAX:
-        return (
-            "Iceberg has microseconds, so two keys could become one: take a precision of "
-            f"{_DIGITS_MAX} or less"
-        )
-    return None
 
 
 def missing_columns(table: TableInfo, metadata: TableMetadata) -> list[str]:

@@ -427,12 +427,17 @@ Global___CreateTableRequest: _TypeAlias = CreateTableRequest  # noqa: Y015
 class CreateTableResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LAKE_TABLE_MISSING_FIELD_NUMBER: _builtins.int
+    lake_table_missing: _builtins.str
+    """why the lake table could not be created"""
     def __init__(
         self,
+        *,
+        lake_table_missing: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lake_table_missing", b"lake_table_missing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lake_table_missing", b"lake_table_missing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -487,12 +492,17 @@ Global___AlterTableRequest: _TypeAlias = AlterTableRequest  # noqa: Y015
 class AlterTableResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LAKE_TABLE_MISSING_FIELD_NUMBER: _builtins.int
+    lake_table_missing: _builtins.str
+    """why the lake table could not be created or altered"""
     def __init__(
         self,
+        *,
+        lake_table_missing: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lake_table_missing", b"lake_table_missing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lake_table_missing", b"lake_table_missing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
