@@ -94,12 +94,37 @@ class TableCommitter:
         if known is not None and any(o < known.offsets.get(b, 0) for b, o in inline.items()):
             raise LakeTableError(_lost(self._lease, known))
         try:
-            self._commit(newest, newest.properties[OFFSETS_PATH_KEY])
+            self._commit(newest, self._offsets_path(newest))
         except ZuflussError as problem:
-            if not inline or problem.retriable or is_fenced(problem):
+            if problem.retriable or is_fenced(problem):
                 raise
+            if not inline:
+                raise self._contradiction(newest, known, problem) from problem
             stored = self._tiering.prepare(self._lease, self._live(inline), ignore_previous=True)
             self._commit(newest, stored)
+
+    def _offsets_path(self, newest: CommittedSnapshot) -> str:
+        """The path of the offsets file; `LakeTableError` if an old Fluss left something else."""
+        path = newest.properties.get(OFFSETS_PATH_KEY)
+        if path is None or path.lstrip().startswith("{"):
+            raise LakeTableError(
+                f"snapshot {newest.snapshot_id} of the lake table of {self._lease.path} names no "
+                f"offsets file under {OFFSETS_PATH_KEY!r}: a tiering job of Fluss before 0.9 wrote "
+                "it, and how far it got is not known"
+            )
+        return path
+
+    def _contradiction(
+        self, newest: CommittedSnapshot, known: LakeSnapshot | None, problem: ZuflussError
+    ) -> LakeTableError:
+        kept = "none" if known is None else known.snapshot_id
+        return LakeTableError(
+            f"the newest tiering snapshot in the lake table of {self._lease.path}, "
+            f"{newest.snapshot_id}, was never reported, and cannot be now ({problem.message}). A "
+            "tiering job that had lost the table may have committed it, with rows that the lake "
+            f"has twice then. Roll the lake table back to snapshot {kept}, which the cluster "
+            "knows; the rows after it are tiered again"
+        )
 
     def _live(self, offsets: Mapping[TableBucket, int]) -> Mapping[TableBucket, int]:
         """Offsets of existing partitions only; the coordinator accepts no others."""

@@ -19,6 +19,7 @@ from tests.client.read.test_union_scan import RETENTION, wait_for
 from tests.client.rounds import Rounds, lake_table
 from tests.counts import FULL
 from tests.servers import WarmServer
+from tests.tiering.fluss_job import FlussJob
 from zufluss import col
 from zufluss.client.sync.connection import Connection
 from zufluss.client.sync.table import Table
@@ -253,6 +254,19 @@ def test_a_lake_whose_files_spark_cannot_read_is_read_by_the_lakes_reader(
         assert lake.rows(table, columns=["name"], filter=col("id") <= 2) == [("a",), ("b",)]
     upsert(keyed_table, id=[2], name=["B"])
     assert lake.rows(keyed_table) == [(1, "a"), (2, "B"), (3, "c")]
+
+
+def test_rows_that_flusss_job_deleted_by_key_are_gone(lake, keyed_table):
+    """Spark's own reader would show them, so the lake's reader reads such files."""
+    upsert(keyed_table, id=[1, 2, 3], name=["a", "b", "c"])
+    lake.rounds.tier(keyed_table)
+    upsert(keyed_table, id=[2], name=["B"])
+    delete(keyed_table, id=[3])
+    while FlussJob(lake.connection).round().info.path != keyed_table.path:
+        pass
+    expected = [(1, "a"), (2, "B")]
+    assert lake.rows(keyed_table) == lake.client_rows(keyed_table) == expected
+    assert lake.rows(keyed_table, "$lake") == expected
 
 
 def test_random_changes_and_rounds_equal_a_model(lake, keyed_table):
