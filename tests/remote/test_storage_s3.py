@@ -42,22 +42,30 @@ def bucket(s3: S3Server) -> Objects:
 
 
 @pytest.fixture
-def storage(proxy: FaultProxy, bucket: Objects, tmp_path: Path) -> RemoteStorage:
-    conf = Configuration.of(
-        {
-            "data.dir": str(tmp_path / "data"),
-            "remote.data.dirs": f"{bucket.uri},{tmp_path}/directory",
-            "zufluss.remote.request-timeout": "500ms",
-            "zufluss.remote.probe-interval": "10ms",
-            **properties(proxy.endpoint),
-        }
-    )
+def settings(proxy: FaultProxy, bucket: Objects, tmp_path: Path) -> dict[str, str]:
+    return {
+        "data.dir": str(tmp_path / "data"),
+        "remote.data.dirs": f"{bucket.uri},{tmp_path}/directory",
+        "zufluss.remote.probe-interval": "10ms",
+        **properties(proxy.endpoint),
+    }
+
+
+def opened(settings: dict[str, str]) -> RemoteStorage:
+    conf = Configuration.of(settings)
     return RemoteStorage(conf, reconcile(None, conf, {}), state_file=None)
 
 
+@pytest.fixture
+def storage(settings: dict[str, str]) -> RemoteStorage:
+    """It soon gives up requests: for tests in which some are not answered."""
+    return opened({**settings, "zufluss.remote.request-timeout": "500ms"})
+
+
 async def test_a_bucket_and_a_directory_are_used_alike(
-    storage: RemoteStorage, tmp_path: Path
+    settings: dict[str, str], tmp_path: Path
 ) -> None:
+    storage = opened(settings)
     source = tmp_path / "source"
     source.write_bytes(DOCUMENT)
     files = [(await storage.upload([Upload(f"kv/{x}", source)], CLUSTER))[0] for x in range(4)]

@@ -219,12 +219,16 @@ def test_refusals_name_the_table_and_the_partition(conn: Connection) -> None:
 
 
 def test_one_scan_too_many_is_refused_until_another_one_ends(dev_server: DevServer) -> None:
-    quick = {"client.request-timeout": "500ms"}
-    with zufluss.connect(dev_server.bootstrap, **quick) as connection, ExitStack() as stack:
+    quick = {"client.request-timeout": "2s"}
+    with (
+        zufluss.connect(dev_server.bootstrap) as connection,
+        zufluss.connect(dev_server.bootstrap, **quick) as impatient,
+        ExitStack() as stack,
+    ):
         table, model = filled(connection, buckets=1)
         runs = [stack.enter_context(table.scan().open()) for _ in range(8)]
         with pytest.raises(KvScanBusyError, match=r"kv\.scanner\.max-per-bucket"):
-            table.scan().open()
+            impatient.table(str(table.path)).scan().open()
         runs[3].close()
         assert rows_of(table.scan()) == model
 
