@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from zufluss.pacing import ASIDE_BYTES, TURN_SECONDS, Pace, aside, paced
+from tests.waiting import WAIT_SECONDS
+from zufluss.pacing import ASIDE_BYTES, TURN_SECONDS, WAKES_AT_ONCE, Pace, aside, paced
 
 
 class Ticks:
@@ -72,6 +73,63 @@ def test_a_hundred_requests_share_the_time_of_one_turn_and_end_in_order() -> Non
         return ended
 
     assert asyncio.run(run()) == list(range(100))
+
+
+def test_the_requests_of_all_connections_share_the_time_of_one_turn() -> None:
+    """20 connections of 200 requests held the event loop for seconds: each had 5 ms of its own."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        ticks = Ticks(TURN_SECONDS / 10)
+        paces = [Pace(loop, ticks) for _ in range(20)]
+        steps = [0] * len(paces)
+
+        async def request(number: int) -> None:
+            for _ in range(20):
+                await paces[number].pause()
+                steps[number] += 1
+
+        tasks = [
+            asyncio.ensure_future(request(number)) for number in range(len(paces)) for _ in range(5)
+        ]
+        while not all(task.done() for task in tasks):
+            before = list(steps)
+            await asyncio.sleep(0)
+            done = [now - then for now, then in zip(steps, before, strict=True)]
+            assert sum(done) <= 12 + len(paces), "a turn's share, and one item of each"
+        assert steps == [100] * len(paces)
+
+    asyncio.run(run())
+
+
+def test_few_of_the_requests_that_wait_try_again_in_a_turn() -> None:
+    """Thousands that try in vain in every turn hold the event loop with that alone."""
+
+    async def run() -> None:
+        clock = Ticks(TURN_SECONDS)
+        pace = Pace(asyncio.get_running_loop(), clock)
+        tasks = [asyncio.ensure_future(pauses(pace, 2)) for _ in range(1000)]
+        await asyncio.sleep(0)  # each has looked at the clock once or twice
+        while not all(task.done() for task in tasks):
+            before = clock.now
+            await asyncio.sleep(0)
+            assert (clock.now - before) / TURN_SECONDS <= 2 * WAKES_AT_ONCE
+
+    asyncio.run(run())
+
+
+def test_work_that_is_cancelled_while_it_waits_does_not_keep_the_other_waiting() -> None:
+    async def run() -> None:
+        pace = Pace(asyncio.get_running_loop(), Ticks(TURN_SECONDS))
+        tasks = [asyncio.ensure_future(pauses(pace, 3)) for _ in range(5 * WAKES_AT_ONCE)]
+        for number in range(len(tasks) - 1):  # also those that were woken and have not gone on yet
+            if number % WAKES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            tasks[number].cancel()
+        async with asyncio.timeout(WAIT_SECONDS):
+            await tasks[-1]
+
+    asyncio.run(run())
 
 
 def test_every_item_is_handed_out_once() -> None:

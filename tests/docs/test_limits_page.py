@@ -37,7 +37,7 @@ ROWS = {
     "unread answers of a client": [WRITE_BUFFER_HIGH],
     "unread answers of all": [round(SHORT_SEND_SECONDS)],
     "growth of the server": [GROWTH_BYTES >> 20, GROWTH_PER_BYTE],
-    "work of one connection": [round(pacing.TURN_SECONDS * 1000)],
+    "sliced work of all connections": [round(pacing.TURN_SECONDS * 1000)],
     "a request that is decoded": [codec.BYTES_AT_ONCE],
     "PRODUCE_LOG |": [
         BUCKETS_MAX, BATCHES_MAX, ENTRIES_AT_ONCE, produce.LATER_BYTES_MAX,

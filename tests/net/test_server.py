@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import WAIT_SECONDS
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode, NetworkError
-from zufluss.net.connection import WRITE_BUFFER_HIGH, WRITE_BUFFER_SHORT
+from zufluss.net.connection import WRITE_BUFFER_HIGH, WRITE_BUFFER_SHORT, ServerConnection
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import BURST_FACTOR, NetServer
@@ -129,6 +129,28 @@ async def test_a_long_request_is_decoded_in_turns_and_refused_like_a_short_one()
             assert refused.error.code is ErrorCode.CORRUPT_MESSAGE
             assert not (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error
             assert len(waited) == 2
+
+
+async def test_requests_that_waited_for_their_client_to_read_pause_before_they_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them wait for the same moment, and made their answers in one turn then."""
+    events: list[str] = []
+
+    async def pause(self: Pace) -> None:
+        events.append("pause")
+
+    async def has_read(self: ServerConnection) -> None:
+        events.append("read")
+
+    monkeypatch.setattr(Pace, "pause", pause)
+    monkeypatch.setattr(ServerConnection, "has_read", has_read)
+    unread = property(lambda self: events == ["pause"])
+    monkeypatch.setattr(ServerConnection, "backlogged", unread)
+    async with serving(exists_service()) as (_, connect):
+        peer = await connect()
+        assert not (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error
+    assert events == ["pause", "read", "pause"]
 
 
 @pytest.mark.parametrize(

@@ -528,8 +528,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             pace = self.pace
             pace.adopt()
             await pace.pause()  # a client may send hundreds of requests at once
-            if self.backlogged:  # by the answers to those
+            while self.backlogged:  # by the answers to those
                 await self.has_read()
+                await pace.pause()  # all of them wait for the same moment
             response = await handler(request, context)
             if isinstance(response, EncodedResponse):
                 self.respond(request_id, response.buffers, sum(map(len, response.buffers)))
