@@ -322,6 +322,19 @@ def _file(
     return file
 
 
+def delete_by_key(lake: Table, bucket: int, keys: list[dict[str, Any]]) -> None:
+    """A snapshot of another engine, which deletes rows by key and knows nothing of tiering."""
+    names = lake.schema().identifier_field_names()
+    columns = [
+        f for f in schema_to_pyarrow(lake.schema(), include_field_ids=True) if f.name in names
+    ]
+    ids = sorted(lake.schema().identifier_field_ids)
+    table = _table(keys, pa.schema(columns))
+    file = _file(lake, table, bucket, DataFileContent.EQUALITY_DELETES, ids)
+    with lake.transaction() as change, _RowDelta(Operation.OVERWRITE, change, lake.io) as snapshot:
+        snapshot.add(file)
+
+
 class _DeleteManifestWriter(ManifestWriterV2):
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES

@@ -18,8 +18,9 @@ from pyiceberg.table import Table
 
 from tests.counts import FULL
 from tests.lake.iceberg.lake import files_of, load_table, sqlite_properties
-from tests.lake.readers import READERS
+from tests.lake.readers import READERS, duckdb_rows
 from tests.paths import ROOT
+from tests.tiering.fluss_job import delete_by_key
 from zufluss.lake.base import LakeCommitRefusedError, LakeTableError
 from zufluss.lake.iceberg import IcebergTiering, compaction, maintenance
 from zufluss.lake.iceberg.commit import commit_snapshot
@@ -273,6 +274,21 @@ def test_rows_that_a_foreign_engine_deletes_by_position_during_a_compaction_stay
     assert compact(log) is not None
     for read in READERS.values():
         assert read(iceberg(log).metadata_location).num_rows == 15
+
+
+def test_rows_that_a_foreign_engine_deletes_by_key_during_a_compaction_stay_deleted(
+    keyed: LakeRounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compacted file would be newer than the deletes, which then have no effect."""
+    for number in range(4):
+        keyed.commit(keyed.change(keyed_rows(range(10 * number, 10 * number + 4), "a")))
+    before_commit(monkeypatch, lambda: delete_by_key(iceberg(keyed), 1, [{"id": 11}, {"id": 20}]))
+    with pytest.raises(LakeCommitRefusedError, match="another writer changed"):
+        compact(keyed)
+    compact(keyed)
+    left = duckdb_rows(iceberg(keyed).metadata_location)["id"].to_pylist()
+    assert len(left) == 14
+    assert not {11, 20} & {*left}
 
 
 def delete_first_row(table: Table) -> None:

@@ -276,11 +276,17 @@ def _removed(lake: Table, work: Rewriter) -> frozenset[str]:
 
 
 def _check_untouched(now: Table, files: list[LiveFile]) -> None:
-    """`LakeCommitRefusedError` unless all files are live, with the deletes they had."""
+    """`LakeCommitRefusedError` unless all files are live, with the deletes they had.
+
+    They had no rows that are deleted by key, and must still have none.
+    """
+    head = now.metadata.current_snapshot()
+    by_key = equality_deletes(now.io, head, now.schema().identifier_field_ids)
     current = {
         file.path: file.deletes
-        for bucket_files in live_files(now.io, now.metadata.current_snapshot(), ()).values()
+        for bucket_files in live_files(now.io, head, ()).values()
         for file in bucket_files
+        if file.path not in by_key
     }
     touched = [file.path for file in files if current.get(file.path) != file.deletes]
     if touched:
