@@ -259,21 +259,28 @@ class Catalog:
         async def create(info: TableInfo | None = None) -> TableEntry:
             return existing_table() or await self._create_table(path, descriptor, info)
 
-        async def take_id() -> range:
-            return await self.ledger.take(records.TABLE_COUNTER, 1)
+        async def existing_or_new() -> TableEntry | TableInfo:
+            """The table that is there by now, or the new one with its id and time.
+
+            A table of this name that is created without a lake meanwhile is newer by both.
+            Otherwise it could never have a lake table, in the place of one that looks newer.
+            """
+            if (existing := existing_table()) is not None:
+                return existing
+            [table_id] = await self.ledger.take(records.TABLE_COUNTER, 1)
+            return self._new_table(path, descriptor, table_id)
 
         async def create_with_lake() -> TableEntry:
             async with self._lake_tables.turn:
-                if (existing := existing_table()) is not None:
-                    return existing
-                [table_id] = await self.exclusive(take_id)
-                info = self._new_table(path, descriptor, table_id)
+                info = await self.exclusive(existing_or_new)
+                if isinstance(info, TableEntry):
+                    return info
                 await self._lake_tables.prepare(info)
                 try:
                     return await self.exclusive(lambda: create(info))
                 finally:
-                    if self.image.table_by_id(table_id) is None:
-                        self._lake_tables.forget(table_id)
+                    if self.image.table_by_id(info.table_id) is None:
+                        self._lake_tables.forget(info.table_id)
 
         if has_lake_table(self._new_table(path, descriptor, 0)):
             if (existing := existing_table()) is not None:
