@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -122,6 +123,18 @@ main()
         assert reason is not None
         assert "ended" in reason
         assert await lakes.prepare(table_info(), "iceberg", properties, LIMIT_MS) is None
+
+
+async def test_a_creator_that_is_stopped_while_its_process_starts_leaves_none() -> None:
+    """The stop of a server does not wait for the imports of a process that just began."""
+    async with creator("-c", "import time; time.sleep(100)") as lakes:
+        warming = asyncio.create_task(lakes.warm())
+        await asyncio.sleep(0)
+        assert lakes.process_id is None
+        await lakes.stop()
+        async with asyncio.timeout(60):
+            await warming
+        assert lakes.process_id is None
 
 
 async def test_a_stopped_creator_starts_nothing() -> None:

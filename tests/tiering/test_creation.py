@@ -251,7 +251,7 @@ def test_a_server_killed_between_lake_table_and_table_lets_create_table_be_repea
         place = tmp_path / "w" / "fluss" / "torn" / "metadata" / "version-hint.text"
         eventually(place.exists)
         os.kill(server.pid, signal.SIGKILL)
-        (tmp_path / "w" / "hang").unlink()  # ends what is left of it, and holds the server's log
+        (tmp_path / "w" / "hang").unlink()
         server.kill()
         server.start()
         assert isinstance(creation.result(), zufluss.ZuflussError)
@@ -269,15 +269,33 @@ def test_a_server_killed_between_lake_table_and_table_lets_create_table_be_repea
 def test_the_process_that_asks_the_lake_ends_with_a_killed_server(tmp_path: Path) -> None:
     with server_on(tmp_path, "hadoop") as server, driver_on(server) as driver:
         create_table(driver.connection, "one")
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
-        if not children.exists():
-            pytest.skip("this system does not list the children of a process")
-        pids = [int(pid) for pid in children.read_text().split()]
-        lakes = [p for p in pids if b"zufluss.lake.process" in _command(p)]
-        assert len(lakes) == 1
+        [process] = lake_processes(server)
         server.kill()
-        eventually(lambda: b"zufluss.lake.process" not in _command(lakes[0]))
+        eventually(lambda: b"zufluss.lake.process" not in _command(process))
         server.start()
+
+
+def test_the_process_that_waits_for_a_catalog_ends_with_a_killed_server(tmp_path: Path) -> None:
+    with server_on(tmp_path, "hanging") as server:
+        (tmp_path / "w").mkdir(exist_ok=True)
+        (tmp_path / "w" / "hang").touch()
+        creation = Creation(server, "torn")
+        eventually((tmp_path / "w" / "fluss" / "torn" / "metadata" / "version-hint.text").exists)
+        [process] = lake_processes(server)
+        os.kill(server.pid, signal.SIGKILL)
+        eventually(lambda: b"zufluss.lake.process" not in _command(process))
+        server.kill()
+        server.start()
+        assert isinstance(creation.result(), zufluss.ZuflussError)
+
+
+def lake_processes(server: DevServer) -> list[int]:
+    """The processes of a server that ask the lake."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+    if not children.exists():
+        pytest.skip("this system does not list the children of a process")
+    pids = [int(pid) for pid in children.read_text().split()]
+    return [p for p in pids if b"zufluss.lake.process" in _command(p)]
 
 
 def lake_in(directory: Path, name: str) -> Table:

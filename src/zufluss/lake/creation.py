@@ -49,7 +49,7 @@ class LakeTableCreator:
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
-        self._stopped = False
+        self._stopped = asyncio.Event()
 
     @property
     def process_id(self) -> int | None:
@@ -83,7 +83,7 @@ class LakeTableCreator:
 
     async def stop(self) -> None:
         """End the process; a call under way fails."""
-        self._stopped = True
+        self._stopped.set()
         process = self._process
         self._end()
         if process is not None:
@@ -106,15 +106,19 @@ class LakeTableCreator:
 
     async def _started(self) -> asyncio.subprocess.Process:
         """The process, with its libraries imported: that does not count as the catalog's time."""
-        if self._stopped:
+        if self._stopped.is_set():
             raise OSError("the server stops")
         if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
+            process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
+            if self._stopped.is_set():  # meanwhile: `stop` has not seen the process
+                self._end()
+                await process.wait()
+                raise OSError("the server stops")
             async with asyncio.timeout(START_LIMIT_S):
                 await _answer(self._process, None)
         return self._process

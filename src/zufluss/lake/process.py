@@ -3,7 +3,8 @@
 A lake's library takes seconds to import, a hundred megabytes, and Python time that the event loop
 of the server would lose; and a catalog may never answer. So the coordinator starts this process,
 asks it, and kills it when an answer takes too long (`coordinator/lake/creation.py`). It is the only
-way from a server to the `lake` package, which servers never import. It ends with its input.
+way from a server to the `lake` package, which servers never import. It ends with its input, also in
+the middle of a call: a killed server leaves nothing behind that waits for a catalog for ever.
 
 Started as `python -m zufluss.lake.process`. Requests and answers are pickles, each behind its
 length as a little-endian u32; both ends are the same version of zufluss.
@@ -25,8 +26,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -92,8 +95,17 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this one
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    threading.Thread(target=_end_with_input, name="zufluss-lake-input", daemon=True).start()
     with suppress(BrokenPipeError):  # the server was killed; nobody waits for the answer
         serve(sys.stdin.buffer, answers)
+
+
+def _end_with_input() -> None:
+    """End the process when nobody can send requests any more, whatever it is at."""
+    poll = select.poll()
+    poll.register(sys.stdin.fileno(), 0)  # that the other end hung up is told in any case
+    poll.poll()
+    os._exit(0)
 
 
 if __name__ == "__main__":
