@@ -119,7 +119,8 @@ def test_a_dropped_table_leaves_its_lake_table_to_nobody_or_to_the_next_one(
     info = driver.admin.table_info(path)
     second = lake_table(info).metadata
     assert second.table_uuid != first.table_uuid
-    assert catalog_of(info).list_tables("fluss") == [("fluss", "again")]
+    names = [name for _, name in catalog_of(info).list_tables("fluss")]
+    assert [name for name in names if name.startswith("again")] == ["again"]
     assert second.properties["zufluss.table-id"] == str(info.table_id)
     append(driver.connection, path, rows(4))
     driver.round()
