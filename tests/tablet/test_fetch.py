@@ -393,6 +393,51 @@ async def test_a_fetch_of_many_buckets_is_read_in_turns(tmp_path: Path) -> None:
     await tablet.server.close()
 
 
+@pytest.mark.parametrize("parked", [False, True])
+async def test_data_behind_a_read_that_takes_several_turns_is_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parked: bool
+) -> None:
+    """The read had passed the bucket, so the fetch waited for the next append or its time limit."""
+    tablet = await Tablet(tmp_path).start()
+    monkeypatch.setattr("zufluss.tablet.fetch_reader.TURN_BYTES", 1)
+    monkeypatch.setattr(fetch.FetchHandler, "_end_turn", lambda self: None)  # the test takes steps
+    later = tablet.server.fetch._later
+    connection = Connection()
+
+    def sent(max_wait_ms: int) -> int:
+        request = fetch_request(max_wait_ms=max_wait_ms)
+        request.tables_req[0].buckets_req.add(bucket_id=1, fetch_offset=0, max_fetch_bytes=1)
+        return connection.send(tablet.server.fetch.handle, request)
+
+    def steps(most: int = 1000) -> int:
+        """Take steps of the read until it ends, or `most` of them; how many."""
+        for number in range(most):
+            if not later:
+                return number
+            later.popleft().go_on()
+        return most
+
+    whole = sent(max_wait_ms=0)
+    taken = steps()
+    assert connection.answers[whole]
+    waiting = sent(max_wait_ms=10_000_000)
+    if parked:
+        steps()
+        (again,) = tablet.server.fetch.parked
+        again.serve(final=False)  # as when it was woken: it reads the first bucket
+    else:
+        steps(taken - 1)
+    assert len(later) == 1, "the last bucket is left"
+    await append(tablet, 0)
+    while tablet.server.fetch._looks:  # the parked one is woken, and reads already
+        await asyncio.sleep(0)
+    monkeypatch.undo()
+    steps(1)
+    (table,) = decode(m.FetchLogResponse, await connection.answer(waiting)).tables_resp
+    assert [bool(bucket.records) for bucket in table.buckets_resp] == [True, False]
+    await tablet.server.close()
+
+
 async def test_fetches_of_a_client_that_is_gone_wait_no_more(tmp_path: Path) -> None:
     """They stayed for a minute: reconnecting clients could have any number of them."""
     tablet = await Tablet(tmp_path).start()

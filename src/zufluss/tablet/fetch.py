@@ -75,6 +75,7 @@ class Fetch:
         "request_id",
         "scheduled",
         "timer",
+        "turned",
     )
 
     def __init__(
@@ -100,6 +101,8 @@ class Fetch:
         """Answer with the data that is there, however little."""
         self.reading: Reading | None = None
         """The read that is under way."""
+        self.turned = False
+        """It took several turns: a bucket that it has passed may have new data."""
         self.held = 0
         """Bytes that it holds between two turns of the event loop."""
 
@@ -116,6 +119,7 @@ class Fetch:
             self.connection.when_drained(lambda: self.serve(final=final))
             return
         self.reader.short = self.connection.short
+        self.turned = False
         self.reading = self.reader.read(nowait=self.cold_reads < COLD_READ_ATTEMPTS)
         self._handler.begin(self)
 
@@ -145,6 +149,7 @@ class Fetch:
                 return
             reader.short = reader.short or connection.short or connection.backlogged
             next(reading)
+            self.turned = True
             self.held = reader.bytes_passed
             connection.hold(self.held)
             self._handler.continue_later(self)
@@ -154,6 +159,8 @@ class Fetch:
             final = self.final or not self._handler.may_park(self)
             if not final and not reader.answer_now and reader.bytes_found < self.bytes_min:
                 self._park()
+                if self.turned and reader.has_moved(end.value):
+                    self.wake()
                 return
             self.connection.respond(self.request_id, *fetch_response(end.value))
         except PagesNotCachedError as cold:

@@ -178,6 +178,16 @@ class FetchReader:
                     replicas.append(replica)
         return replicas
 
+    def has_moved(self, tables: list[FetchedTable]) -> bool:
+        """Whether a bucket that could be read has other data now, or is gone."""
+        for table in tables:
+            for read in table.buckets:
+                if not read.error_code:
+                    replica = self._buckets.find(table.table_id, read.partition_id, read.bucket_id)
+                    if replica is None or replica.log.high_watermark != read.high_watermark:
+                        return True
+        return False
+
     def worth_reading(self, bytes_min: int) -> bool:
         """Whether a read may return `bytes_min` or an error; reads no records."""
         size = 0
