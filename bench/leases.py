@@ -30,6 +30,7 @@ import structlog
 import uvloop
 
 from bench.report import Measure, compared
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.image import ClusterImage, ClusterNode, ImageChange
 from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.remote import SnapshotHandle
@@ -106,6 +107,9 @@ class IdleTablet:
         """Do nothing."""
 
     async def update_locations(self, locations: Locations) -> None:
+        """Do nothing."""
+
+    async def update_configs(self, configs: DynamicConfigs) -> None:
         """Do nothing."""
 
     async def update_producers(self, tables: Sequence[TableProducers]) -> None:
