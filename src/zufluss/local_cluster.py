@@ -109,7 +109,7 @@ def run_cluster(conf: Configuration, count: int) -> int:
 
 
 def _import_servers() -> None:
-    """Import once what all processes need; they share the memory of it."""
+    """Import the modules of all processes once; forked processes share their memory."""
     import zufluss.server  # noqa: F401
     from zufluss.record import kernels
 

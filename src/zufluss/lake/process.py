@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def _end_with_input() -> None:
-    """End the process when nobody can send requests any more, whatever it is at."""
+    """End the process when its server has closed the input, also in the middle of a call."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), 0)  # that the other end hung up is told in any case
     poll.poll()

@@ -112,7 +112,7 @@ class SharedLog(Protocol):
         """Raise UnsafeLocationError unless the log can keep its promises where it is."""
 
     def begin(self, session: Session, on_durable: OnDurable, on_fenced: OnFenced) -> SessionWriter:
-        """Begin a session that nobody began before."""
+        """Begin a new session: each session is begun once."""
 
     async def seal(self, session: Session, floor: int, coordinator_epoch: int) -> int:
         """End a session and return its end, the number behind its last object.

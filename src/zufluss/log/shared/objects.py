@@ -38,7 +38,7 @@ class ObjectLog:
         await probe.probe(self._store, self._nonce)
 
     def begin(self, session: Session, on_durable: OnDurable, on_fenced: OnFenced) -> ObjectWriter:
-        """Begin a session that nobody began before."""
+        """Begin a new session: each session is begun once."""
         return ObjectWriter(
             self._store,
             session,
