@@ -68,6 +68,9 @@ class BucketState:
     """Replicas that have everything acknowledged."""
     bucket_epoch: int = 0
     """Grows with each change of this state."""
+    wal: int | None = None
+    """The server epoch of the session of the shared log that has what no segment of the bucket has;
+    None where the disk of the leader has it. Only the coordinator knows it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ the coordinator as a tablet server sees it: in one process the coordinator's own
 | commit_manifest | COMMIT_REMOTE_LOG_MANIFEST (1027) | segments were uploaded or expired, their manifest is written |
 | commit_snapshot | COMMIT_KV_SNAPSHOT (1022) | a key-value snapshot is uploaded, its `_METADATA` last |
 | lake_offset | GET_LAKE_SNAPSHOT (1032) | a log was lost and begins again |
+| commit_takeovers | COMMIT_TAKEOVERS (30007) | the session of a leader has the end of buckets, see `wal.py` |
+| commit_wal_floor | COMMIT_WAL_FLOOR (30008) | the first objects of a session are not needed any more |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from zufluss.cluster.wal import Takeover, WalSession
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.files import Usage
 from zufluss.remote.layout import METADATA_NAME
@@ -111,6 +114,21 @@ class RemoteGateway(Protocol):
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
         """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
+
+    async def commit_takeovers(
+        self, session: WalSession, takeovers: Sequence[Takeover]
+    ) -> set[TableBucket]:
+        """Note that a session of the shared log has the end of buckets; returns which of them.
+
+        Left out are buckets that have another leader, or leader epoch, by now. Raises
+        `NotLeaderError` unless the session is live.
+        """
+
+    async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
+        """Note that objects of a session below a number are not needed any more.
+
+        Raises `NotLeaderError` unless the session is live.
+        """
 
 
 def home(locations: Locations, location_id: int | None) -> Location:

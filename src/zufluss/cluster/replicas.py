@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zufluss.cluster.configs import DynamicConfigs
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
 from zufluss.cluster.producers import TableProducers
+from zufluss.cluster.wal import WalSession, WalSource, source_from_proto, source_to_proto
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -36,6 +37,8 @@ class ReplicaAssignment:
     """The table or partition it belongs to."""
     state: BucketState
     """The replicas and the leader of the bucket."""
+    source: WalSource | None = None
+    """The session of the shared log that has the end of the bucket; None where there is none."""
 
     @property
     def leader_epoch(self) -> int:
@@ -134,10 +137,12 @@ class LocalTablet(TabletGateway, Protocol):
         image: ClusterImage,
         replicas: Sequence[ReplicaAssignment],
         producers: Sequence[TableProducers] = (),
+        session: WalSession | None = None,
     ) -> None:
         """Use this image, hold exactly these buckets, and delete every other one on the disk.
 
-        `producers` has every table with producers.
+        `producers` has every table with producers. `session` is the session of the shared log that
+        begins now, None where logs are durable on the disk of their server.
         """
 
 
@@ -168,6 +173,7 @@ def replica_to_proto(replica: ReplicaAssignment) -> m.PbNotifyLeaderAndIsrReqFor
         replicas=state.replicas,
         isr=state.isr,
         bucket_epoch=state.bucket_epoch,
+        wal_source=None if replica.source is None else source_to_proto(replica.source),
     )
 
 
@@ -184,6 +190,7 @@ def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAs
         bucket_from_proto(message.table_bucket),
         physical_path_from_proto(message.physical_table_path),
         state,
+        source_from_proto(message.wal_source) if message.HasField("wal_source") else None,
     )
 
 

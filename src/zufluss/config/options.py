@@ -435,6 +435,31 @@ ZUFLUSS_LOG_FLUSH = enum_option(
     "table.",
     allowed=("ack", "interval", "os"),
 )
+ZUFLUSS_LOG_DURABILITY = enum_option(
+    "zufluss.log.durability",
+    "local",
+    "Where acknowledged rows are durable. `local`: on the disk of their tablet server, see "
+    "`zufluss.log.flush`. `remote`: in the first remote location (`remote.data.dirs`), before they "
+    "are acknowledged; another tablet server takes over the buckets of one that is lost. All "
+    "servers of a cluster have the same value.",
+    allowed=("local", "remote"),
+)
+ZUFLUSS_WAL_INTERVAL = duration_option(
+    "zufluss.wal.interval",
+    100,
+    "With `zufluss.log.durability = remote`: the time between the starts of two objects that a "
+    "tablet server writes. The first after a pause starts at once, and full ones do not wait. A "
+    "longer interval costs latency, a shorter one requests.",
+    minimum=0,
+)
+ZUFLUSS_WAL_RETAINED = memory_option(
+    "zufluss.wal.retained",
+    256 * MIB,
+    "With `zufluss.log.durability = remote`: bytes of objects of a tablet server's session from "
+    "which on the older ones are trimmed at once, not only every minute. Another server that takes "
+    "its buckets over reads them.",
+    minimum=MIB,
+)
 ZUFLUSS_LOG_FLUSH_INTERVAL = duration_option(
     "zufluss.log.flush-interval",
     100,

@@ -16,7 +16,7 @@ is being deleted, and a drop deletes one subtree.
 | `/tables/ID/auto-increment/COLUMN_ID` | number: the last id given to the column, 0 before the first; made and deleted with the table |
 | `/tables/ID/lake/epoch` | number: the tiering epoch of the last hand-out, 0 before the first |
 | `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `fenced` (that commit had epochs), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the root of its location on), `location` (its id; absent for the first one), `readable_offsets` and `readable_location` (the same, where known) |
-| `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`; absent for a partitioned table |
+| `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`, and `wal` if it is set; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
 | `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
 | `/tables/ID/remote/BUCKET` | the remote side of the bucket, see `bucket_remotes.py`; created and deleted with the table |
@@ -356,8 +356,12 @@ def _location(entry: TableEntry | PartitionEntry) -> dict[str, Any]:
 
 
 def _buckets_value(states: Sequence[BucketState]) -> bytes:
-    rows = [[s.replicas, s.leader, s.leader_epoch, s.isr, s.bucket_epoch] for s in states]
-    return dump_object({"buckets": rows})
+    return dump_object({"buckets": list(map(_bucket_row, states))})
+
+
+def _bucket_row(state: BucketState) -> list[Any]:
+    row = [state.replicas, state.leader, state.leader_epoch, state.isr, state.bucket_epoch]
+    return row if state.wal is None else [*row, state.wal]
 
 
 # Reading
@@ -507,6 +511,6 @@ def _lake(tree: _Tree, table_id: int) -> LakeRecord | None:
 def _bucket_states(tree: _Tree, path: str) -> tuple[BucketState, ...]:
     rows = tree.object(f"{path}/buckets")["buckets"]
     return tuple(
-        BucketState(tuple(replicas), leader, leader_epoch, tuple(isr), bucket_epoch)
-        for replicas, leader, leader_epoch, isr, bucket_epoch in rows
+        BucketState(tuple(replicas), leader, leader_epoch, tuple(isr), bucket_epoch, *wal)
+        for replicas, leader, leader_epoch, isr, bucket_epoch, *wal in rows
     )

@@ -17,11 +17,12 @@ from zufluss.cluster.remote import (
     remote_from_proto,
 )
 from zufluss.cluster.replicas import RpcCaller
+from zufluss.cluster.wal import Takeover, WalSession, session_to_proto, takeover_to_proto
 from zufluss.errors import LakeSnapshotNotExistError
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.tables import bucket_key, bucket_to_proto, path_to_proto
+from zufluss.wire.tables import bucket_from_proto, bucket_key, bucket_to_proto, path_to_proto
 
 CALL_TIMEOUT_MS = 30_000
 """How long the coordinator may take for an answer."""
@@ -101,3 +102,25 @@ class CoordinatorClient:
             if bucket_key(entry) == bucket[1:]:
                 return int(entry.log_offset)
         return 0
+
+    async def commit_takeovers(
+        self, session: WalSession, takeovers: Sequence[Takeover]
+    ) -> set[TableBucket]:
+        """Note that a session of the shared log has the end of buckets; returns which of them."""
+        committed: set[TableBucket] = set()
+        for at in range(0, len(takeovers), BUCKETS_PER_REQUEST_MAX):
+            request = m.CommitTakeoversRequest(
+                coordinator_epoch=self.epoch,
+                session=session_to_proto(session),
+                takeovers=map(takeover_to_proto, takeovers[at : at + BUCKETS_PER_REQUEST_MAX]),
+            )
+            answer = await self.call(ApiKey.COMMIT_TAKEOVERS, request)
+            committed.update(map(bucket_from_proto, answer.committed))
+        return committed
+
+    async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
+        """Note that objects of a session below a number are not needed any more."""
+        request = m.CommitWalFloorRequest(
+            coordinator_epoch=self.epoch, session=session_to_proto(session), floor=floor
+        )
+        await self.call(ApiKey.COMMIT_WAL_FLOOR, request)

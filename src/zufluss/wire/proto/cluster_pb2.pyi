@@ -178,6 +178,7 @@ class PbNotifyLeaderAndIsrReqForBucket(_message.Message):
     ISR_FIELD_NUMBER: _builtins.int
     BUCKET_EPOCH_FIELD_NUMBER: _builtins.int
     STANDBY_REPLICAS_FIELD_NUMBER: _builtins.int
+    WAL_SOURCE_FIELD_NUMBER: _builtins.int
     leader: _builtins.int
     leader_epoch: _builtins.int
     bucket_epoch: _builtins.int
@@ -191,6 +192,10 @@ class PbNotifyLeaderAndIsrReqForBucket(_message.Message):
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def standby_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def wal_source(self) -> Global___PbWalSource:
+        """ours: the sealed session with the end of the bucket"""
+
     def __init__(
         self,
         *,
@@ -202,14 +207,51 @@ class PbNotifyLeaderAndIsrReqForBucket(_message.Message):
         isr: _abc.Iterable[_builtins.int] | None = ...,
         bucket_epoch: _builtins.int | None = ...,
         standby_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        wal_source: Global___PbWalSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_epoch", b"bucket_epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "physical_table_path", b"physical_table_path", "table_bucket", b"table_bucket"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_epoch", b"bucket_epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "physical_table_path", b"physical_table_path", "table_bucket", b"table_bucket", "wal_source", b"wal_source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_epoch", b"bucket_epoch", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "physical_table_path", b"physical_table_path", "replicas", b"replicas", "standby_replicas", b"standby_replicas", "table_bucket", b"table_bucket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_epoch", b"bucket_epoch", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "physical_table_path", b"physical_table_path", "replicas", b"replicas", "standby_replicas", b"standby_replicas", "table_bucket", b"table_bucket", "wal_source", b"wal_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PbNotifyLeaderAndIsrReqForBucket: _TypeAlias = PbNotifyLeaderAndIsrReqForBucket  # noqa: Y015
+
+@_typing.final
+class PbWalSource(_message.Message):
+    """Ours: a session that has ended, and has what no segment of a bucket has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_ID_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    LOCATION_ID_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    server_id: _builtins.int
+    server_epoch: _builtins.int
+    location_id: _builtins.int
+    """of its objects"""
+    floor: _builtins.int
+    """the first number that is there"""
+    end: _builtins.int
+    """the number behind the last one"""
+    def __init__(
+        self,
+        *,
+        server_id: _builtins.int | None = ...,
+        server_epoch: _builtins.int | None = ...,
+        location_id: _builtins.int | None = ...,
+        floor: _builtins.int | None = ...,
+        end: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "floor", b"floor", "location_id", b"location_id", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "floor", b"floor", "location_id", b"location_id", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbWalSource: _TypeAlias = PbWalSource  # noqa: Y015
 
 @_typing.final
 class NotifyLeaderAndIsrResponse(_message.Message):

@@ -32,24 +32,60 @@ class RegisterTabletServerRequest(_message.Message):
     SERVER_ID_FIELD_NUMBER: _builtins.int
     LISTENERS_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
+    REMOTE_DURABILITY_FIELD_NUMBER: _builtins.int
+    FORMER_SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     server_id: _builtins.int
     listeners: _builtins.str
     """advertised, NAME://host:port with commas between"""
     rack: _builtins.str
+    remote_durability: _builtins.bool
+    """zufluss.log.durability = remote"""
+    former_server_epoch: _builtins.int
+    """of the last process of this data directory, which has ended"""
     def __init__(
         self,
         *,
         server_id: _builtins.int | None = ...,
         listeners: _builtins.str | None = ...,
         rack: _builtins.str | None = ...,
+        remote_durability: _builtins.bool | None = ...,
+        former_server_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["listeners", b"listeners", "rack", b"rack", "server_id", b"server_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["former_server_epoch", b"former_server_epoch", "listeners", b"listeners", "rack", b"rack", "remote_durability", b"remote_durability", "server_id", b"server_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["listeners", b"listeners", "rack", b"rack", "server_id", b"server_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["former_server_epoch", b"former_server_epoch", "listeners", b"listeners", "rack", b"rack", "remote_durability", b"remote_durability", "server_id", b"server_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterTabletServerRequest: _TypeAlias = RegisterTabletServerRequest  # noqa: Y015
+
+@_typing.final
+class PbWalSession(_message.Message):
+    """A tablet server's session of the shared log (zufluss.log.durability = remote)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_ID_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    LOCATION_ID_FIELD_NUMBER: _builtins.int
+    server_id: _builtins.int
+    server_epoch: _builtins.int
+    location_id: _builtins.int
+    """of its objects"""
+    def __init__(
+        self,
+        *,
+        server_id: _builtins.int | None = ...,
+        server_epoch: _builtins.int | None = ...,
+        location_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["location_id", b"location_id", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["location_id", b"location_id", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbWalSession: _TypeAlias = PbWalSession  # noqa: Y015
 
 @_typing.final
 class RegisterTabletServerResponse(_message.Message):
@@ -63,6 +99,7 @@ class RegisterTabletServerResponse(_message.Message):
     LOCATIONS_FIELD_NUMBER: _builtins.int
     PRODUCERS_FIELD_NUMBER: _builtins.int
     CONFIGS_FIELD_NUMBER: _builtins.int
+    WAL_SESSION_FIELD_NUMBER: _builtins.int
     server_epoch: _builtins.int
     """grows with every registration of this server"""
     coordinator_epoch: _builtins.int
@@ -84,6 +121,10 @@ class RegisterTabletServerResponse(_message.Message):
 
     @_builtins.property
     def configs(self) -> Global___PbDynamicConfigs: ...
+    @_builtins.property
+    def wal_session(self) -> Global___PbWalSession:
+        """the session that begins with this registration"""
+
     def __init__(
         self,
         *,
@@ -95,10 +136,11 @@ class RegisterTabletServerResponse(_message.Message):
         locations: Global___PbLocations | None = ...,
         producers: _abc.Iterable[Global___PbTableProducers] | None = ...,
         configs: Global___PbDynamicConfigs | None = ...,
+        wal_session: Global___PbWalSession | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "server_epoch", b"server_epoch", "wal_session", b"wal_session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "producers", b"producers", "replicas", b"replicas", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "producers", b"producers", "replicas", b"replicas", "server_epoch", b"server_epoch", "wal_session", b"wal_session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +214,125 @@ class TabletHeartbeatResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TabletHeartbeatResponse: _TypeAlias = TabletHeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class CommitTakeoversRequest(_message.Message):
+    """COMMIT_TAKEOVERS (30007): the session of a leader has all that sealed sessions had of buckets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    TAKEOVERS_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___PbWalSession:
+        """of the leader"""
+
+    @_builtins.property
+    def takeovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbTakeover]: ...
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int | None = ...,
+        session: Global___PbWalSession | None = ...,
+        takeovers: _abc.Iterable[Global___PbTakeover] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "session", b"session", "takeovers", b"takeovers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitTakeoversRequest: _TypeAlias = CommitTakeoversRequest  # noqa: Y015
+
+@_typing.final
+class PbTakeover(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    @_builtins.property
+    def bucket(self) -> _common_pb2.PbTableBucket: ...
+    def __init__(
+        self,
+        *,
+        bucket: _common_pb2.PbTableBucket | None = ...,
+        leader_epoch: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbTakeover: _TypeAlias = PbTakeover  # noqa: Y015
+
+@_typing.final
+class CommitTakeoversResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def committed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PbTableBucket]:
+        """not those that have another leader or epoch by now"""
+
+    def __init__(
+        self,
+        *,
+        committed: _abc.Iterable[_common_pb2.PbTableBucket] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitTakeoversResponse: _TypeAlias = CommitTakeoversResponse  # noqa: Y015
+
+@_typing.final
+class CommitWalFloorRequest(_message.Message):
+    """COMMIT_WAL_FLOOR (30008): objects of a live session below a number may be deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    floor: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___PbWalSession: ...
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int | None = ...,
+        session: Global___PbWalSession | None = ...,
+        floor: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "floor", b"floor", "session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "floor", b"floor", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitWalFloorRequest: _TypeAlias = CommitWalFloorRequest  # noqa: Y015
+
+@_typing.final
+class CommitWalFloorResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitWalFloorResponse: _TypeAlias = CommitWalFloorResponse  # noqa: Y015
 
 @_typing.final
 class AllocateWriterIdsRequest(_message.Message):
