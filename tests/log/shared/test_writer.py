@@ -398,3 +398,62 @@ def test_a_carry_does_not_share_an_object_with_what_was_appended_before_it(
         [(BUCKET, "BATCHES", 8), (OTHER, "CARRY", 8)],
         [(BUCKET, "CARRY", 8), (BUCKET, "BATCHES", 9)],
     ]
+
+
+def test_a_session_is_drained_when_everything_appended_before_is_durable(loop: VirtualLoop) -> None:
+    writer = Writer(loop, interval_seconds=10, object_bytes=100)
+    assert loop.finish(writer.session.drained()) == 0
+    writer.append()
+    writer.settle()
+    writer.append(size=100)
+    writer.append()  # objects 0 (under way), 1 and 2 (gathering)
+    drained = loop.create_task(writer.session.drained())
+    writer.settle(20)
+    writer.append()
+    for each in (2, 1):
+        writer.deliver(each)
+        assert not drained.done()
+    writer.deliver(0)
+    assert drained.result() == 3
+    assert writer.session.durable_number == 3
+    assert writer.durable[-1] == (BUCKET, 3)
+
+
+@pytest.mark.parametrize("ending", ["fenced", "stopped"])
+def test_a_session_that_ends_is_never_drained(loop: VirtualLoop, ending: str) -> None:
+    writer = Writer(loop, interval_seconds=10)
+    writer.append()
+    writer.settle()
+    writer.append()
+    drained = loop.create_task(writer.session.drained())
+    writer.settle()
+    if ending == "stopped":
+        loop.finish(writer.session.stop())
+    else:
+        writer.network.objects[WalName(7, 0).path] = b"seal" * 100
+        writer.deliver(0)
+    writer.settle()
+    assert isinstance(drained.exception(), SessionFencedError)
+    with pytest.raises(SessionFencedError):
+        loop.finish(writer.session.drained())
+
+
+def test_a_session_that_was_stopped_before_it_sent_anything_is_not_drained(
+    loop: VirtualLoop,
+) -> None:
+    writer = Writer(loop)
+    writer.append()
+    loop.finish(writer.session.stop())
+    with pytest.raises(SessionFencedError, match="was stopped"):
+        loop.finish(writer.session.drained())
+
+
+def test_the_end_of_a_bucket_is_the_end_of_what_was_appended(loop: VirtualLoop) -> None:
+    writer = Writer(loop)
+    assert writer.session.end_offset(BUCKET) is None
+    writer.append(3)
+    assert writer.session.end_offset(BUCKET) == 3
+    writer.network.at_once = True
+    writer.settle(1)
+    assert writer.session.end_offset(BUCKET) == 3
+    assert writer.session.end_offset(OTHER) is None

@@ -41,7 +41,7 @@ class Session(NamedTuple):
 
 
 class SessionFencedError(NotLeaderError):
-    """The session was ended by somebody else: its server leads nothing any more.
+    """The session was ended by somebody else, or given up: its server leads nothing any more.
 
     What it appended and did not hear of may be durable or not.
     """
@@ -97,6 +97,16 @@ class SessionWriter(Protocol):
 
     async def room(self) -> None:
         """Wait until the session takes entries, or is fenced."""
+
+    def end_offset(self, bucket: TableBucket) -> int | None:
+        """The end of what was appended of a bucket, durable or not; None if nothing was."""
+
+    async def drained(self) -> int:
+        """Wait until everything that was appended before the call is durable.
+
+        Returns the number behind the last object of it. Raises SessionFencedError if the session
+        ends before.
+        """
 
     async def close(self) -> None:
         """Make everything durable and end the session; raises SessionFencedError."""

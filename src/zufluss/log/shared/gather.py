@@ -133,6 +133,16 @@ class Gathering:
         objects = self._objects
         return len(objects) > 1 or (bool(objects) and objects[0].length >= self._object_bytes)
 
+    @property
+    def objects(self) -> int:
+        """How many objects the entries will be."""
+        return len(self._objects)
+
+    def end_offset(self, bucket: TableBucket) -> int | None:
+        """The end of the entries of a bucket that were added; None if there were none."""
+        known = self._ends.get(bucket)
+        return None if known is None else known[1]
+
     def oldest(self) -> list[NewEntry]:
         """Return the entries of the oldest object."""
         return [

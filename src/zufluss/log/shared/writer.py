@@ -93,6 +93,7 @@ class ObjectWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._closing = False
+        self._stopped = False
         self._error: SessionFencedError | None = None
         self._changed = asyncio.Event()
         """Set when a waiting coroutine should look again."""
@@ -131,9 +132,29 @@ class ObjectWriter:
             self._scheduled = True
             self._loop.call_soon(self._start)
 
+    def end_offset(self, bucket: TableBucket) -> int | None:
+        """The end of what was appended of a bucket, durable or not; None if nothing was."""
+        return self._gathering.end_offset(bucket)
+
     async def room(self) -> None:
         """Wait until the session takes entries, or is fenced."""
         await self._wait_for(lambda: not self.full)
+
+    async def drained(self) -> int:
+        """Wait until everything that was appended before the call is durable.
+
+        Returns the number behind the last object of it; what is appended meanwhile may lie in that
+        object, too. Raises SessionFencedError if the session ends before.
+        """
+        if self._error is None and not self._stopped:  # otherwise the gathered entries are gone
+            behind = self._next + self._gathering.objects
+            await self._wait_for(lambda: self._stopped or self._durable >= behind)
+            if self._durable >= behind:
+                return behind
+        raise self._error or SessionFencedError(
+            f"the session of server {self._session.server_id} was stopped: what it appended last "
+            "may be durable or not"
+        )
 
     async def close(self) -> None:
         """Make everything durable and end the session; raises SessionFencedError."""
@@ -150,7 +171,7 @@ class ObjectWriter:
 
     async def stop(self) -> None:
         """Give up: what is not durable yet may become durable or not."""
-        self._closing = True
+        self._closing = self._stopped = True
         tasks = list(self._under_way.values())
         self._cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
