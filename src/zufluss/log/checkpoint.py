@@ -25,6 +25,9 @@ segment. A segment that loses its end would look as if the end had never been sy
 at byte 1024 tells what may not be missing. It is written after each sync of a segment, and not
 synced itself: it outlives the process, and after a power failure it is there or not, or torn. Only
 a log that was found to lack acknowledged data has it synced, so that later starts refuse it, too.
+A log whose end is in the shared log (`zufluss.log.durability = remote`) may have rows that were
+never acknowledged. Its mark is the high watermark at the last sync: what is below is true for ever,
+and a later start keeps that and takes the rest from the shared log.
 
 | field       | type | at   |                                                                   |
 |-------------|------|------|-------------------------------------------------------------------|

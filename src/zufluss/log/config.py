@@ -13,7 +13,7 @@ INT32_MAX = (1 << 31) - 1
 
 
 class FlushMode(StrEnum):
-    """When appended bytes are durable (`zufluss.log.flush`)."""
+    """When appended bytes are durable (`zufluss.log.flush`, `zufluss.log.durability`)."""
 
     ACK = "ack"
     """Before they are acknowledged, by group commit."""
@@ -21,6 +21,8 @@ class FlushMode(StrEnum):
     """Some time after, by a sync in the background."""
     OS = "os"
     """When the operating system writes them; segments are synced when they are closed."""
+    SHARED = "shared"
+    """When the shared log has them (`zufluss.log.durability = remote`); the files are a cache."""
 
 
 @dataclass(frozen=True, slots=True)

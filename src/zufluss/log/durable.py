@@ -30,7 +30,8 @@ class DurableLog(LogReader):
 
     __slots__ = (
         "_checkpoint", "_checkpoint_lock", "_deleted", "_names", "_names_changes", "_side_files",
-        "_unsynced", "failure", "incarnation", "on_failure", "sync_failure", "sync_lock",
+        "_unsynced", "failure", "incarnation", "marked", "on_failure", "shared", "sync_failure",
+        "sync_lock",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -40,6 +41,11 @@ class DurableLog(LogReader):
         """Called with the log when it takes no more writes, so that its owner can open it again."""
         self.incarnation = 0
         """Number of truncations in the log's life."""
+        self.shared = False
+        """The shared log has the end of this log, the files are a cache (`LogManager.open_shared`).
+        The mark says then what was acknowledged, which may be less than is here."""
+        self.marked = 0
+        """Of a shared log: the end offset in the mark."""
         self.sync_lock = threading.Lock()
         self.sync_failure: OSError | None = None
         """See `sync.CheckpointedLog`."""
@@ -72,6 +78,8 @@ class DurableLog(LogReader):
             if segment.synced < segment.size
         ]
         plan = SyncPlan(self, self.log_end_offset, self.incarnation, segments, dict(self._names))
+        if self.shared:
+            plan.acknowledged = self.high_watermark
         if checkpoint:
             plan.side_files = list(self._side_files)
             plan.checkpoint = LogCheckpoint(
@@ -98,6 +106,15 @@ class DurableLog(LogReader):
                 del self._names[directory]
         for path in plan.side_files:
             self._side_files.pop(path, None)
+        if plan.acknowledged is not None:
+            self.marked = max(self.marked, plan.acknowledged)
+
+    @property
+    def unmarked(self) -> bool:
+        """Whether the disk does not know of all that is here and acknowledged."""
+        return self.log_end_offset > self.recovery_point or (
+            self.shared and self.marked < self.high_watermark
+        )
 
     def write_checkpoint(self, checkpoint: LogCheckpoint) -> None:
         """Record a checkpoint durably unless a truncation or a later one overtook it.

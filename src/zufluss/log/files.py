@@ -21,6 +21,7 @@ import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,12 @@ class Files:
     def make_directories(self, path: Path) -> list[Path]:
         """Make a directory with its parents; return the directories that got a name, inmost first.
 
-        Their names are durable when these are synced.
+        Their names are durable when these are synced. Other threads may make the same ones.
         """
         missing = list(itertools.takewhile(lambda p: not p.exists(), (path, *path.parents)))
         for directory in reversed(missing):
-            self.mkdir(directory)
+            with suppress(FileExistsError):
+                self.mkdir(directory)
         return [directory.parent for directory in missing]
 
     def write_all(self, fd: int, data: Any, position: int) -> None:

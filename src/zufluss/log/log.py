@@ -600,7 +600,7 @@ class Log(DurableLog):
     def _is_clean(self) -> bool:
         if self._checkpoint is None:
             return self.log_end_offset == 0
-        return self.recovery_point == self.log_end_offset and (
+        return not self.unmarked and (
             self.log_end_offset in self._snapshots and not self._side_files
         )
 

@@ -18,13 +18,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
 from zufluss.errors import CorruptRecordError, LogStorageError
+from zufluss.log.checkpoint import read_mark
 from zufluss.log.commit import FILE_BYTES, GroupCommit, OnDurable
 from zufluss.log.commit_log import (
     EntryKey,
@@ -55,6 +57,17 @@ COPY_BYTES_MAX = 64 << 10
 """Larger entries are synced in their segment file instead of being copied to the commit log."""
 
 _logger = structlog.get_logger(__name__)
+
+
+class LogBeginning(NamedTuple):
+    """Where a log continues whose records before that lie elsewhere."""
+
+    offset: int
+    """The first offset of the log."""
+    writers: bytes
+    """The writer snapshot of that offset."""
+    last_timestamp: int
+    """The timestamp of the batch before it."""
 
 
 def log_directory(data_dir: Path, path: PhysicalTablePath, bucket: TableBucket) -> Path:
@@ -239,6 +252,78 @@ class LogManager:
         log.on_roll, log.on_failure = self._rolled, self._on_failure
         self._logs[log.bucket] = log
         return log
+
+    async def open_shared(
+        self,
+        path: PhysicalTablePath,
+        bucket: TableBucket,
+        config: LogConfig,
+        now_ms: int,
+        *,
+        remote_end: int,
+        beginning: Callable[[], Awaitable[LogBeginning]],
+        tail: Callable[[int], Awaitable[Sequence[memoryview]]],
+    ) -> Log:
+        """Open a log whose end lies in the shared log; everything in it is acknowledged then.
+
+        The disk is a cache: what was acknowledged there (the mark) stays, if remote storage does
+        not end behind it. Otherwise the log begins anew at `beginning`, which is at `remote_end`.
+        `tail` returns the stamped batches from an offset on. What the disk has beyond the mark may
+        not be in the shared log, so it goes, before the tail is appended.
+        """
+        self._refused.pop(bucket, None)
+        self._allowed.discard(bucket)
+        await asyncio.gather(*(_turn(worker) for worker in self._workers))
+        loop, directory = asyncio.get_running_loop(), log_directory(self._data_dir, path, bucket)
+
+        def cached() -> Log | None:
+            mark = read_mark(directory)
+            if mark is None or mark.end_offset < remote_end:
+                return None
+            try:
+                log = self._open(path, bucket, config, now_ms, ())
+            except CorruptRecordError as e:
+                _logger.warning("cached_log_discarded", bucket=str(bucket), reason=e.message)
+                return None
+            if mark.incarnation != log.incarnation or mark.end_offset < log.log_start_offset:
+                log.close(clean=False)
+                return None
+            log.truncate_to(mark.end_offset)
+            return log
+
+        def begun(beginning: LogBeginning | None) -> Log:
+            self._discard(directory)
+            if beginning is not None and beginning.offset:
+                Log.create_at(directory, *beginning, self._files)
+            return self._open(path, bucket, config, now_ms, ())
+
+        def append(log: Log, batches: Sequence[memoryview]) -> None:
+            for some in batches:
+                log.append_stamped(some)
+            log.advance_high_watermark(log.log_end_offset)
+
+        log = await loop.run_in_executor(None, cached)
+        if log is None:
+            at = await beginning() if remote_end else None
+            log = await loop.run_in_executor(None, begun, at)
+        try:
+            log.shared = True
+            await loop.run_in_executor(None, append, log, await tail(log.log_end_offset))
+        except BaseException as e:
+            log.give_up(e if isinstance(e, Exception) else LogStorageError(f"{log} was closed"))
+            raise
+        former = self._given_up.pop(bucket, None)
+        if former is not None:
+            self._group.forget(former)
+        self._flusher.flush([self._add(log)])
+        return log
+
+    def _discard(self, directory: Path) -> None:
+        """Delete the files of a log that is not open; for any thread."""
+        if directory.is_dir():
+            deleted = directory.with_name(directory.name + DELETED_SUFFIX)
+            self._files.rename(directory, deleted)
+            remove_deleted(self._files, deleted)
 
     def refuse(self, bucket: TableBucket, reason: Exception) -> None:
         """Do not open the log of a bucket before the next start, which reads the commit log again.
@@ -426,6 +511,12 @@ class LogManager:
             )
         self._flusher.flush([log])
 
+    async def flushed(self, log: Log) -> None:
+        """Have a log synced to the disk as it is now; returns when that was tried."""
+        tried = asyncio.get_running_loop().create_future()
+        self._flusher.flush([log], tried.set_result)
+        await tried
+
     def _start_timer(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._interval_ms / 1000, self._on_timer)
@@ -435,7 +526,7 @@ class LogManager:
             dirty, self._dirty = self._dirty, {}
         else:
             logs = self._logs.values()
-            dirty = {log: None for log in logs if log.log_end_offset > log.recovery_point}
+            dirty = {log: None for log in logs if log.unmarked}
         self._start_timer()
         self._group.flush_kept()
         if dirty:

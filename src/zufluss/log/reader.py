@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from zufluss.errors import OffsetOutOfRangeError
+from zufluss.errors import CorruptRecordError, OffsetOutOfRangeError
 from zufluss.log.files import Files, OpenFile
 from zufluss.log.segment import (
     PagesNotCachedError,
@@ -27,7 +27,7 @@ from zufluss.log.segment import (
     read_slice,
 )
 from zufluss.model.table import TableBucket
-from zufluss.record.header import BatchHeader, read_header
+from zufluss.record.header import BatchHeader, iter_headers, read_header, verify_crc
 
 CURSORS_MAX = 32
 """Positions of readers that a log remembers."""
@@ -62,6 +62,36 @@ class LogRead(NamedTuple):
     """The batches; the first one contains the offset asked for."""
     end_offset: int
     """Offset after the last of them, where the next read starts."""
+
+
+class LogTail(NamedTuple):
+    """The last batches of a log."""
+
+    log: str
+    """The name of the log."""
+    parts: list[tuple[OpenFile, int, int]]
+    """Files, each with the position of the first byte and the one behind the last."""
+    end_offset: int
+    """The offset after the last batch."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the batches."""
+        return sum(end - begin for _, begin, end in self.parts)
+
+    def read(self) -> bytearray:
+        """Read the batches from the disk, in any thread; `CorruptRecordError` if one is damaged."""
+        batches = bytearray(self.length)
+        view, at = memoryview(batches), 0
+        for file, begin, end in self.parts:
+            part = view[at : at + end - begin]
+            if read_into(file.fd, part, begin, nowait=False) < len(part):
+                raise CorruptRecordError(f"{self.log} ends before byte {end} of a segment")
+            at += len(part)
+        for position, header in iter_headers(batches):
+            if not verify_crc(batches, position, header):
+                raise CorruptRecordError(f"{self.log}: batch {header.base_offset} is damaged")
+        return batches
 
 
 class LogReader:
@@ -205,6 +235,16 @@ class LogReader:
                 segment.distrust()
             segment.prove(records, part.position, offset, part.end_offset)
         return LogRead(records, part.end_offset)
+
+    def tail(self, offset: int) -> LogTail:
+        """All batches from the one with `offset` on as they are now, readable or not."""
+        parts: list[tuple[OpenFile, int, int]] = []
+        if offset < self.log_end_offset:
+            first, position = self._start_of(offset, nowait=False)
+            for each in self._segments[self._segments.index(first) :]:
+                parts.append((each.reader(self.files), position, each.size))
+                position = 0
+        return LogTail(str(self), parts, self.log_end_offset)
 
     def large_batch(self, offset: int) -> LargeBatch | None:
         """The Arrow batch that contains a readable `offset`, if it may be read in parts.

@@ -70,6 +70,8 @@ class SyncPlan:
     """To be written afterwards, if at all."""
     side_files: list[Path] = field(default_factory=list)
     """Indexes and snapshots that go with the checkpoint."""
+    acknowledged: int | None = None
+    """Of a log in the shared log: everything below was acknowledged when the plan was made."""
 
     def run(self, files: Files) -> None:
         """Carry the plan out; `OSError` if anything could not be made durable. For any thread."""
@@ -80,15 +82,17 @@ class SyncPlan:
                 files.sync_file(path)
         for directory in self.directories:
             files.sync_directory(directory)
+        if self.acknowledged is not None:
+            self._mark(self.acknowledged)
         if self.checkpoint is not None:
             self._record(self.checkpoint)
-        elif self.segments:
-            self._mark()
+        elif self.segments and self.acknowledged is None:
+            self._mark(self.end_offset)
 
-    def _mark(self) -> None:
+    def _mark(self, end_offset: int) -> None:
         """Write the mark; without it, the next recovery cannot tell a lost end from an old one."""
         try:
-            self.log.mark_durable(self.end_offset, self.incarnation)
+            self.log.mark_durable(end_offset, self.incarnation)
         except (OSError, MemoryError) as e:
             _logger.warning("log_mark_not_written", log=str(self.log), reason=str(e) or repr(e))
 

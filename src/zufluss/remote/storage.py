@@ -201,7 +201,11 @@ class RemoteStorage:
             await marker.check(self.objects(location_id), self.cluster_id)
             self._marked.add(location_id)
 
-    async def _ensure_marked(self, location_id: int) -> None:
+    async def ensure_marked(self, location_id: int) -> None:
+        """Raise `NotOursError` unless a location is this cluster's, before something is written.
+
+        A directory is looked at each time, since a file system can be unmounted.
+        """
         is_directory = self.objects(location_id).uri.scheme == FILE
         if is_directory or location_id not in self._marked:
             await self._check_marker(location_id)
@@ -234,7 +238,7 @@ class RemoteStorage:
                 return files
 
     async def _upload_to(self, location_id: int, units: Sequence[Upload]) -> list[RemoteFile]:
-        await self._ensure_marked(location_id)
+        await self.ensure_marked(location_id)
         opened = self._open(location_id)
         sent = await together(self._send(location_id, opened, x) for x in units)
         location = self.locations.get(location_id)
@@ -364,7 +368,7 @@ class RemoteStorage:
 
     async def _delete(self, location_id: int, paths: Sequence[str]) -> None:
         with self._healths.observed(location_id):
-            await self._ensure_marked(location_id)
+            await self.ensure_marked(location_id)
             await self.objects(location_id).delete(paths)
 
     def _check(self, file: RemoteFile, size: int, checksum: int) -> None:

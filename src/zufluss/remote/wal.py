@@ -209,6 +209,10 @@ class WalObject:
             return batches
         raise WalEntryDamagedError(self._uri, self.header.name.path, entry, reason)
 
+    def only(self, entry: WalEntry) -> WalObject:
+        """Return this object as if it had one entry."""
+        return WalObject(self._uri, self.header, (entry,), self._data)
+
     def __repr__(self) -> str:
         header = self.header
         return f"WalObject({header.name.path}, {header.kind.name}, entries={header.entries})"

@@ -30,7 +30,7 @@ from tests.counts import rounds
 from tests.log.shared.network import Network, Request
 from tests.log.shared.virtual import VirtualLoop
 from zufluss.log.shared import ending
-from zufluss.log.shared.api import Session, SessionFencedError
+from zufluss.log.shared.api import Session, SessionFencedError, WrittenObject
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.store import WalSettings
 from zufluss.log.shared.tails import SessionTails
@@ -440,10 +440,10 @@ def test_nothing_acknowledged_is_lost_whatever_happens() -> None:
 def _acknowledge_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ObjectWriter._sent
 
-    def sent(self: ObjectWriter, number: int, ends: Any, done: asyncio.Task[bool]) -> None:
+    def sent(self: ObjectWriter, written: WrittenObject, done: asyncio.Task[bool]) -> None:
         if self._error is None and not done.cancelled() and done.result():
-            self._on_durable(ends)
-        real(self, number, ends, done)
+            self._on_durable(written.ends)
+        real(self, written, done)
 
     monkeypatch.setattr(ObjectWriter, "_sent", sent)
 

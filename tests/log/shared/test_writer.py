@@ -9,7 +9,6 @@ import pytest
 
 from tests.log.shared.network import Network, Request
 from tests.log.shared.virtual import VirtualLoop
-from zufluss.errors import StorageBackpressureError
 from zufluss.log.shared.api import Session, SessionFencedError
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.store import WalSettings
@@ -294,21 +293,35 @@ def test_throttling_lowers_the_number_of_puts_and_success_raises_it_again(
     assert sorted(set(writer.sent)) == [20, 21, 22, 23]
 
 
-def test_bytes_that_wait_are_bounded(loop: VirtualLoop) -> None:
+def test_a_session_says_when_too_much_waits(loop: VirtualLoop) -> None:
     writer = Writer(loop, in_flight=1, gathered_bytes=1000, object_bytes=500)
     writer.append(size=100)
     writer.settle()
     for _ in range(10):
         writer.append(size=100)
     assert writer.session.full
-    with pytest.raises(StorageBackpressureError, match="1000 bytes wait for the shared log"):
-        writer.session.append(OTHER, 1, 0, 1, b"x")
+    writer.session.append(OTHER, 1, 0, 1, b"x")  # it lies in the local log already
     room = loop.create_task(writer.session.room())
     writer.settle(10)
     assert not room.done()
     writer.deliver(0)
     assert room.done()
-    writer.session.append(OTHER, 1, 0, 1, b"x")
+    assert not writer.session.full
+
+
+def test_a_session_knows_what_its_objects_have_until_they_are_trimmed(loop: VirtualLoop) -> None:
+    writer = Writer(loop, in_flight=2)
+    for _ in range(2):
+        writer.append(size=10)
+        writer.settle(1)
+    writer.deliver(1)
+    assert list(writer.session.written) == [], "object 0 is not known to be ours"
+    writer.deliver(0)
+    assert [(each.number, each.length) for each in writer.session.written] == [(0, 10), (1, 10)]
+    [(bucket, end)] = writer.session.written[1].ends
+    assert end == writer.session.end_offset(bucket)
+    writer.session.trimmed(1)
+    assert [each.number for each in writer.session.written] == [1]
 
 
 def test_a_fenced_session_keeps_nobody_waiting(loop: VirtualLoop) -> None:

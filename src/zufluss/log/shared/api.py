@@ -1,4 +1,4 @@
-"""What a shared log is: five things that a server and a coordinator ask of it.
+"""What a shared log is: what a server and a coordinator ask of it.
 
 A *session* is one registration of one server. It appends entries of many buckets; an entry is
 durable when the log has it, and the session hears of durable entries in the order of its appends.
@@ -18,7 +18,7 @@ What is acknowledged is exactly what is read behind a seal; everything else foll
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from zufluss.errors import ConfigError, CorruptRecordError, NotLeaderError
@@ -45,6 +45,16 @@ class SessionFencedError(NotLeaderError):
 
     What it appended and did not hear of may be durable or not.
     """
+
+
+class WrittenObject(NamedTuple):
+    """An object of the session that is durable, as trimming needs to know it."""
+
+    number: int
+    length: int
+    """Bytes of its entries."""
+    ends: list[tuple[TableBucket, int]]
+    """The end offset of each of its entries."""
 
 
 OnFenced = Callable[[SessionFencedError], None]
@@ -87,16 +97,17 @@ class SessionWriter(Protocol):
         """Have batches made durable; they are copied.
 
         Within a leader epoch the batches of a bucket follow each other without a gap. A carry ends
-        where the bucket's entries end. Raises SessionFencedError, StorageBackpressureError if too
-        much waits (`full`), and ValueError if the offsets do not follow.
+        where the bucket's entries end. Ask `full` before the batches are anywhere else: here they
+        are taken in any case. Raises SessionFencedError, and ValueError if the offsets do not
+        follow.
         """
 
     @property
     def full(self) -> bool:
-        """So much waits that nothing is taken: stop reading from writers, and await `room`."""
+        """So much waits that nothing more should be appended before there is `room`."""
 
     async def room(self) -> None:
-        """Wait until the session takes entries, or is fenced."""
+        """Wait until the session should take entries, or is fenced."""
 
     def end_offset(self, bucket: TableBucket) -> int | None:
         """The end of what was appended of a bucket, durable or not; None if nothing was."""
@@ -107,6 +118,13 @@ class SessionWriter(Protocol):
         Returns the number behind the last object of it. Raises SessionFencedError if the session
         ends before.
         """
+
+    @property
+    def written(self) -> Sequence[WrittenObject]:
+        """The durable objects that were not trimmed, in order."""
+
+    def trimmed(self, floor: int) -> None:
+        """Forget the objects below a floor: they were deleted, or will be."""
 
     async def close(self) -> None:
         """Make everything durable and end the session; raises SessionFencedError."""
@@ -138,3 +156,9 @@ class SharedLog(Protocol):
 
     async def trim(self, session: Session, recorded_floor: int) -> int:
         """Delete what is below a floor that the metadata has; return how many objects went."""
+
+    async def forget(self, session: Session) -> None:
+        """Delete everything of a session, its seals, too.
+
+        Only when no request of its server can be under way any more: what ended it goes as well.
+        """

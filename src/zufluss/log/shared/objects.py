@@ -79,5 +79,10 @@ class ObjectLog:
         await self._store.delete(paths)
         return len(paths)
 
+    async def forget(self, session: Session) -> None:
+        """Delete everything of a session, its seals, too; long after it ended."""
+        async for page in self._store.list(session_directory(session.server_epoch)):
+            await self._store.delete([info.path for info in page])
+
     def __repr__(self) -> str:
         return f"ObjectLog({self._store.uri.text})"

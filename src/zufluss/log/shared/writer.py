@@ -13,7 +13,7 @@ much longer than others is sent a second time while the first one goes on.
 "It exists" is never believed without a look (S3 says so, too, when two requests merely met): the
 first 96 bytes of the object are compared with ours, which have a random nonce.
 
-Unsent bytes are bounded. When `full`, the server stops reading from writers until there is `room`.
+Unsent bytes are bounded by those who append: when `full`, a server takes no more rows.
 
 Belongs to the event loop.
 """
@@ -21,6 +21,7 @@ Belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from random import Random
 from typing import Final
@@ -28,8 +29,13 @@ from typing import Final
 import structlog
 
 from zufluss.clock import Clock
-from zufluss.errors import StorageBackpressureError
-from zufluss.log.shared.api import OnDurable, OnFenced, Session, SessionFencedError
+from zufluss.log.shared.api import (
+    OnDurable,
+    OnFenced,
+    Session,
+    SessionFencedError,
+    WrittenObject,
+)
 from zufluss.log.shared.gather import Gathering
 from zufluss.log.shared.pace import Pace, backoff_seconds
 from zufluss.log.shared.store import ObjectStore, WalSettings
@@ -55,8 +61,6 @@ MEMORY_SECONDS: Final = 0.1
 """Pause after an object could not be built for lack of memory."""
 
 _logger = structlog.get_logger(__name__)
-
-_Ends = list[tuple[TableBucket, int]]
 
 
 class ObjectWriter:
@@ -87,8 +91,10 @@ class ObjectWriter:
         self._pace = Pace(settings.interval_seconds, settings.in_flight, clock)
         self._next = 0
         self._durable = 0
-        self._own: dict[int, _Ends] = {}
+        self._own: dict[int, WrittenObject] = {}
         """Objects that are known to be ours, above one that is not."""
+        self.written: deque[WrittenObject] = deque()
+        """The durable objects that were not trimmed, in order."""
         self._under_way: dict[int, asyncio.Task[bool]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
@@ -100,7 +106,7 @@ class ObjectWriter:
 
     @property
     def full(self) -> bool:
-        """So much waits that nothing is taken: stop reading from writers, and await `room`."""
+        """So much waits that nothing more should be appended before there is `room`."""
         return self._gathering.length >= self._settings.gathered_bytes
 
     @property
@@ -122,11 +128,6 @@ class ObjectWriter:
             raise self._error
         if self._closing:
             raise ValueError(f"{self!r} was closed")
-        if self.full:
-            raise StorageBackpressureError(
-                f"{self._gathering.length} bytes wait for the shared log at "
-                f"{self._store.uri.text}; try again later"
-            )
         self._gathering.add(bucket, leader_epoch, first_offset, end_offset, batches, kind)
         if not self._scheduled:
             self._scheduled = True
@@ -137,7 +138,7 @@ class ObjectWriter:
         return self._gathering.end_offset(bucket)
 
     async def room(self) -> None:
-        """Wait until the session takes entries, or is fenced."""
+        """Wait until the session should take entries, or is fenced."""
         await self._wait_for(lambda: not self.full)
 
     async def drained(self) -> int:
@@ -156,6 +157,11 @@ class ObjectWriter:
             "may be durable or not"
         )
 
+    def trimmed(self, floor: int) -> None:
+        """Forget the objects below a floor: they were deleted, or will be."""
+        while self.written and self.written[0].number < floor:
+            self.written.popleft()
+
     async def close(self) -> None:
         """Make everything durable and end the session; raises SessionFencedError."""
         self._closing = True
@@ -164,7 +170,7 @@ class ObjectWriter:
         if self._error is not None:
             raise self._error
         header = self._header(WalKind.CLOSE)
-        self._send(header.number, encode(header), [])
+        self._send(encode(header), WrittenObject(header.number, 0, []))
         await self._wait_for(lambda: self._next == self._durable)
         if self._error is not None:
             raise self._error
@@ -214,20 +220,23 @@ class ObjectWriter:
             return False
         self._gathering.drop_oldest()
         self._pace.started()
-        self._send(header.number, data, [(entry.bucket, entry.end_offset) for entry in entries])
+        ends = [(entry.bucket, entry.end_offset) for entry in entries]
+        length = sum(entry.length for entry in entries)
+        self._send(data, WrittenObject(header.number, length, ends))
         self._changed.set()
         return True
 
     def _header(self, kind: WalKind) -> WalHeader:
         return WalHeader(kind, *self._session, self._next, self._nonce())
 
-    def _send(self, number: int, data: bytes, ends: _Ends) -> None:
+    def _send(self, data: bytes, written: WrittenObject) -> None:
+        number = written.number
         self._next = number + 1
         task = self._loop.create_task(
             self._created(WalName(self._session.server_epoch, number), data)
         )
         self._under_way[number] = task
-        task.add_done_callback(lambda done: self._sent(number, ends, done))
+        task.add_done_callback(lambda done: self._sent(written, done))
 
     # Puts
 
@@ -295,20 +304,21 @@ class ObjectWriter:
             return False
         return head == data[:HEADER_BYTES]
 
-    def _sent(self, number: int, ends: _Ends, done: asyncio.Task[bool]) -> None:
+    def _sent(self, sent: WrittenObject, done: asyncio.Task[bool]) -> None:
         """Take the outcome of an object; acknowledge those that are ours without a gap."""
-        del self._under_way[number]
+        del self._under_way[sent.number]
         if self._error is not None or done.cancelled():
             return
         if not done.result():
-            self._fence(number)
+            self._fence(sent.number)
             return
-        self._own[number] = ends
+        self._own[sent.number] = sent
         while self._durable in self._own:
             durable = self._own.pop(self._durable)
             self._durable += 1
-            if durable:
-                self._on_durable(durable)
+            if durable.ends:
+                self.written.append(durable)
+                self._on_durable(durable.ends)
         self._changed.set()
         self._start()
 
