@@ -13,6 +13,7 @@ import asyncio
 import ctypes
 import fcntl
 import gc
+import math
 import os
 import signal
 import sys
@@ -359,8 +360,14 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
             await closing.enter_async_context(orders.pop_all())
         tablet.claim(coordinator.catalog.cluster_id)
         shown.pulse.watch(buckets_state(tablet))
-        rack = conf.get(options.TABLET_SERVER_RACK)
-        await coordinator.attach(_node(tablet.server_id, net, rack), tablet)
+        node = _node(tablet.server_id, net, conf.get(options.TABLET_SERVER_RACK))
+
+        async def attach() -> None:
+            tablet.confirmed(math.inf)  # nobody else can lead
+            await coordinator.attach(node, tablet)
+
+        await attach()
+        tablet.rejoin = attach
         coordinator.register(services)
         services.attach(coordinator.writer_ids)
         tablet.register(services)
@@ -466,8 +473,16 @@ async def _serve_tablet_until(
 
     node = _node(tablet.server_id, net, conf.get(options.TABLET_SERVER_RACK))
     link = CoordinatorLink(
-        node, tablet.image, tablet, coordinator, claim, storage.reports, replaced=stop.set
+        node,
+        tablet.image,
+        tablet,
+        coordinator,
+        claim,
+        storage.reports,
+        replaced=stop.set,
+        session=tablet.session_terms(),
     )
+    tablet.rejoin = link.join
     link.register(services)
     shown.pulse.watch(coordinator_state(link))
     shown.pulse.watch(buckets_state(tablet))

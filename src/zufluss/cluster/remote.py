@@ -93,7 +93,26 @@ class BucketRemote:
     """The retained snapshots, oldest first."""
 
 
-class RemoteGateway(Protocol):
+class WalCommits(Protocol):
+    """What a tablet server has the coordinator note about the shared log."""
+
+    async def commit_takeovers(
+        self, session: WalSession, takeovers: Sequence[Takeover]
+    ) -> set[TableBucket]:
+        """Note that a session of the shared log has the end of buckets; returns which of them.
+
+        Left out are buckets that have another leader, or leader epoch, by now. Raises
+        `NotLeaderError` unless the session is live.
+        """
+
+    async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
+        """Note that objects of a session below a number are not needed any more.
+
+        Raises `NotLeaderError` unless the session is live.
+        """
+
+
+class RemoteGateway(WalCommits, Protocol):
     """The coordinator as a tablet server calls it about remote files."""
 
     async def bucket_remotes(
@@ -114,21 +133,6 @@ class RemoteGateway(Protocol):
 
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
         """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
-
-    async def commit_takeovers(
-        self, session: WalSession, takeovers: Sequence[Takeover]
-    ) -> set[TableBucket]:
-        """Note that a session of the shared log has the end of buckets; returns which of them.
-
-        Left out are buckets that have another leader, or leader epoch, by now. Raises
-        `NotLeaderError` unless the session is live.
-        """
-
-    async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
-        """Note that objects of a session below a number are not needed any more.
-
-        Raises `NotLeaderError` unless the session is live.
-        """
 
 
 def home(locations: Locations, location_id: int | None) -> Location:

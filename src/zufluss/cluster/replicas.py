@@ -38,7 +38,10 @@ class ReplicaAssignment:
     state: BucketState
     """The replicas and the leader of the bucket."""
     source: WalSource | None = None
-    """The session of the shared log that has the end of the bucket; None where there is none."""
+    """The session of the shared log that has the end of the bucket. None without a shared log, and
+    where it is the session of the server itself."""
+    lease_ms: int = 0
+    """So long the former leader may still answer lookups, from when the order was sent."""
 
     @property
     def leader_epoch(self) -> int:
@@ -174,6 +177,7 @@ def replica_to_proto(replica: ReplicaAssignment) -> m.PbNotifyLeaderAndIsrReqFor
         isr=state.isr,
         bucket_epoch=state.bucket_epoch,
         wal_source=None if replica.source is None else source_to_proto(replica.source),
+        lease_ms=replica.lease_ms or None,
     )
 
 
@@ -191,6 +195,7 @@ def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAs
         physical_path_from_proto(message.physical_table_path),
         state,
         source_from_proto(message.wal_source) if message.HasField("wal_source") else None,
+        message.lease_ms,
     )
 
 

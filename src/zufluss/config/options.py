@@ -444,6 +444,14 @@ ZUFLUSS_LOG_DURABILITY = enum_option(
     "servers of a cluster have the same value.",
     allowed=("local", "remote"),
 )
+ZUFLUSS_LOOKUP_LEASE = duration_option(
+    "zufluss.lookup.lease",
+    3000,
+    "With `zufluss.log.durability = remote`: how long a tablet server answers lookups and scans "
+    "after the coordinator confirmed it last. Another one that takes its primary-key buckets over "
+    "acknowledges no write before that time is over. Heartbeats come three times as often.",
+    minimum=300,
+)
 ZUFLUSS_WAL_INTERVAL = duration_option(
     "zufluss.wal.interval",
     100,

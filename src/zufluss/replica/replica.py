@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from zufluss.errors import InvalidTableError, LogStorageError
+from zufluss.errors import InvalidTableError, LogStorageError, ZuflussError
 from zufluss.kv.producer.fence import Fence
 from zufluss.kv.replay import EarlierChangelog
 from zufluss.kv.table import KvTable
@@ -48,7 +48,7 @@ class AppendWaiter(Protocol):
     def acknowledged(self) -> None:
         """The high watermark passed the batch."""
 
-    def failed(self, error: LogStorageError) -> None:
+    def failed(self, error: ZuflussError) -> None:
         """The batch will never be acknowledged."""
 
 
@@ -82,14 +82,17 @@ class RemoteCopy(Protocol):
     def snapshot_offset(self) -> int:
         """The changelog from here on continues the oldest snapshot; 0 without a snapshot."""
 
-    async def restore_log(self) -> None:
-        """Create the log if the disk lost it."""
+    async def open_log(self, config: LogConfig, now_ms: int) -> Log:
+        """Open the log, restored if the disk lost it."""
 
     async def restore_state(self, replica: Replica) -> EarlierChangelog | None:
         """Install a snapshot if the disk lost the key-value state.
 
         Returns the part of the changelog that is only in remote storage, if it has to be replayed.
         """
+
+    async def adopt(self, replica: Replica) -> None:
+        """Have the log continue on this server; from here on the bucket may be served."""
 
     def attach(self, replica: Replica) -> None:
         """Give an open replica its remote log."""
@@ -141,6 +144,7 @@ class Replica:
 
     __slots__ = (
         "_closing",
+        "_given_up",
         "_host",
         "_tiered",
         "append_waiters",
@@ -173,6 +177,8 @@ class Replica:
         self._tiered = True
         self._closing: deque[Callable[[], None]] | None = None
         """The steps of `close` that are left; None before it is called."""
+        self._given_up: ZuflussError | None = None
+        """Why the bucket was closed, for writes that wait; None for no particular reason."""
         self.lead(assignment.leader_epoch)
 
     def __repr__(self) -> str:
@@ -193,12 +199,7 @@ class Replica:
 
         Raises if the bucket cannot be served; nothing of it is open then.
         """
-        await copy.restore_log()
-        bucket, path, logs = assignment.table_bucket, assignment.physical_path, host.logs
-        if logs.is_closed(bucket):
-            log = await logs.reopen_log(path, bucket, settings.log, host.clock_ms())
-        else:
-            log = logs.open_log(path, bucket, settings.log, host.clock_ms())
+        log = await copy.open_log(settings.log, host.clock_ms())
         replica: Replica | None = None
         try:
             replica = cls(host, assignment, log)
@@ -206,7 +207,7 @@ class Replica:
         except BaseException:
             if replica is not None and replica.kv is not None:
                 host.kv.stop(replica, delete=False, failed=True)
-            logs.let_go(log)
+            host.logs.let_go(log)
             raise
         return replica
 
@@ -221,6 +222,7 @@ class Replica:
             replica.kv = await host.kv.open(replica, settings.kv, earlier)
             replica.kv.fence = host.fences.fence(self.bucket.table_id)
             replica.hold_for_producers()  # they may have changed while the state came up
+        await copy.adopt(replica)
         if log.failure is not None:  # nobody was told: the bucket is not served yet
             raise LogStorageError(f"{log} failed while its bucket was opened: {log.failure}")
         replica.alter(settings)
@@ -249,12 +251,13 @@ class Replica:
         if self.kv is not None and settings.kv is not None:
             self.kv.table = settings.kv
 
-    def close(self, *, delete: bool) -> None:
-        """Give the bucket up, and its files with `delete`. Answers all waiters.
+    def close(self, *, delete: bool, reason: ZuflussError | None = None) -> None:
+        """Give the bucket up, and its files with `delete`. Answers all waiters, with `reason`.
 
         If a step fails, the next call continues with that step.
         """
         if self._closing is None:
+            self._given_up = reason
             self._closing = deque(partial(closed, self) for closed in self._host.closed)
             self._closing.append(partial(self._give_up_files, delete=delete))
             if self.kv is not None:
@@ -403,9 +406,10 @@ class Replica:
 
     def release(self) -> None:
         """Answer all waiters; the bucket stops or failed."""
-        error = self.failure or LogStorageError(
-            f"{self.bucket.named(self.path)} stopped before the write was durable; send it again"
-        )
+        error = self._given_up or self.failure
+        if error is None:
+            name = self.bucket.named(self.path)
+            error = LogStorageError(f"{name} stopped before the write was durable; send it again")
         waiters, self.append_waiters = self.append_waiters, deque()
         for _, waiter in waiters:
             waiter.failed(error)

@@ -19,7 +19,7 @@ import structlog
 
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
-from zufluss.errors import LogStorageError, ZuflussError, reason_of
+from zufluss.errors import LeaderNotAvailableError, ZuflussError, reason_of
 from zufluss.log.manager import caseless, log_directories, log_directory
 from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.model.table import TableBucket
@@ -29,6 +29,8 @@ from zufluss.tablet.remote.copy import BucketCopy
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.reopen import Reopener, may_pass
+from zufluss.tablet.shared.copy import SharedCopy
+from zufluss.tablet.shared.host import SharedHost
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,9 @@ OpenReplica = Callable[
     [ReplicaHost, ReplicaAssignment, ReplicaSettings, BucketCopy], Awaitable[Replica]
 ]
 """`Replica.open` or `Replica.reopen`."""
+
+OPENED_AT_ONCE = 64
+"""Buckets that come up from the shared log at the same time: most of it is waiting."""
 
 
 class Assignments:
@@ -49,8 +54,12 @@ class Assignments:
         restorer: Restorer,
         remote_logs: RemoteLogRunner,
         epoch_ended: Callable[[Replica], None],
+        shared: SharedHost | None,
     ) -> None:
-        """`epoch_ended` is called with a replica that gets another leader epoch."""
+        """`epoch_ended` is called with a replica that gets another leader epoch.
+
+        `shared` has the ends of the logs, None where the disk has them.
+        """
         self._data_dir = data_dir
         self._host = host
         self._context = context
@@ -58,8 +67,12 @@ class Assignments:
         self._restorer = restorer
         self._remote_logs = remote_logs
         self._epoch_ended = epoch_ended
+        self._shared = shared
+        self._opening = asyncio.Semaphore(OPENED_AT_ONCE)
         self._orders: dict[TableBucket, ReplicaAssignment] = {}
         """The last order for each bucket that was opened here."""
+        self._lease_ends: dict[TableBucket, float] = {}
+        """Until when the former leaders of buckets may answer lookups, by the loop's clock."""
         self.progress = (0, 0)
         """Buckets of the last whole assignment that were opened or refused, and all of them."""
         self._stopped = False
@@ -85,17 +98,51 @@ class Assignments:
         """Open these buckets and lead them; the others are served when some are refused."""
         self.progress = (0, len(assignments))
         remotes = await self._remotes(assignments)
-        for done, assignment in enumerate(assignments, 1):
+
+        async def open_one(assignment: ReplicaAssignment) -> None:
             await self._open_or_refuse(assignment, remotes)
-            self.progress = (done, len(assignments))
+            done, total = self.progress
+            self.progress = (done + 1, total)
+
+        if self._shared is None:
+            for assignment in assignments:
+                await open_one(assignment)
+        else:
+            await asyncio.gather(*map(open_one, assignments))
+
+    def take_over(self, assignments: Sequence[ReplicaAssignment]) -> None:
+        """Open buckets in the background whose ends former leaders left in the shared log.
+
+        Until then their requests are answered with LEADER_NOT_AVAILABLE.
+        """
+        for assignment in assignments:
+            bucket = assignment.table_bucket
+            self._note(assignment)
+            if self._buckets.find(*bucket) is not None:
+                continue  # the order came twice
+            name = bucket.named(assignment.physical_path)
+            opening = LeaderNotAvailableError(
+                f"{name} is being taken over by this server; try again after a pause"
+            )
+            self._buckets.refuse(assignment, opening, self._host.clock_ms())
+            self.retries.add(assignment, at_once=True)
+
+    def _note(self, assignment: ReplicaAssignment) -> None:
+        """Remember an order, and until when the former leader may answer lookups."""
+        bucket = assignment.table_bucket
+        self._orders[bucket] = assignment
+        lease_end = asyncio.get_running_loop().time() + assignment.lease_ms / 1000
+        self._lease_ends[bucket] = max(self._lease_ends.get(bucket, 0.0), lease_end)
 
     async def _open_or_refuse(
         self, assignment: ReplicaAssignment, remotes: Mapping[TableBucket, BucketRemote | None]
-    ) -> LogStorageError | None:
+    ) -> ZuflussError | None:
         await asyncio.sleep(0)  # a table has thousands of buckets; other requests run in between
         await self.retries.end([assignment.table_bucket])  # it may have failed since the order came
+        self._note(assignment)
         try:
-            await self._open(assignment, remotes, Replica.open)
+            async with self._opening:
+                await self._open(assignment, remotes, Replica.open)
         except Exception as e:
             log.error("bucket_refused", bucket=str(assignment.table_bucket), reason=reason_of(e))
             if may_pass(e):
@@ -152,7 +199,8 @@ class Assignments:
         except ZuflussError as e:
             return e
         try:
-            await self._open(assignment, remotes, Replica.reopen)
+            async with self._opening:
+                await self._open(assignment, remotes, Replica.reopen)
         except Exception as e:
             self._buckets.refuse(assignment, e, self._host.clock_ms())
             return e
@@ -187,7 +235,6 @@ class Assignments:
     ) -> None:
         """Open a bucket, or lead it in another epoch if it is open; raises why it cannot be."""
         bucket = assignment.table_bucket
-        self._orders[bucket] = assignment
         replica = self._buckets.find(*bucket)
         if replica is not None:
             if replica.leader_epoch != assignment.leader_epoch:
@@ -198,14 +245,23 @@ class Assignments:
             remotes = await self._remotes([assignment])
         await self._buckets.prepare(bucket.table_id)
         settings = self._buckets.table(bucket.table_id).settings
-        copy = BucketCopy(self._restorer, self._remote_logs, assignment, remotes[bucket])
-        replica = await open_replica(self._host, assignment, settings, copy)
+        replica = await open_replica(
+            self._host, assignment, settings, self._copy(assignment, remotes[bucket])
+        )
         try:
             self._buckets.add(replica)
         except BaseException:  # the next try opens its files again
             self._closing[replica] = False
             self._finish_closing(replica, delete=False)
             raise
+
+    def _copy(self, assignment: ReplicaAssignment, remote: BucketRemote | None) -> BucketCopy:
+        if self._shared is None:
+            return BucketCopy(self._restorer, self._remote_logs, assignment, remote)
+        lease_end = self._lease_ends.get(assignment.table_bucket, 0.0)
+        return SharedCopy(
+            self._shared, self._restorer, self._remote_logs, assignment, remote, lease_end
+        )
 
     def close(self, stop: ReplicaStop) -> None:
         """Give a bucket up, open or refused; its files go if the order says delete."""
@@ -214,7 +270,7 @@ class Assignments:
         if replica is not None:
             self._close(replica, delete=stop.delete)
             return
-        self._orders.pop(bucket, None)
+        self._forget(bucket)
         refused = self._buckets.forget_refused(bucket)
         if refused is not None and stop.delete:
             self._host.remove(refused.path, bucket)
@@ -228,16 +284,29 @@ class Assignments:
         self._buckets.forget_all_refused()
         self._remove_others(assignments)
 
-    def _close(self, replica: Replica, *, delete: bool) -> None:
+    def _close(self, replica: Replica, *, delete: bool, reason: ZuflussError | None = None) -> None:
         self._closing[replica] = delete
         self._buckets.remove(replica)
         if delete:
-            self._orders.pop(replica.bucket, None)
-        self._finish_closing(replica, delete=delete)
+            self._forget(replica.bucket)
+        self._finish_closing(replica, delete=delete, reason=reason)
 
-    def _finish_closing(self, replica: Replica, *, delete: bool) -> None:
-        replica.close(delete=delete)
+    def _forget(self, bucket: TableBucket) -> None:
+        self._orders.pop(bucket, None)
+        self._lease_ends.pop(bucket, None)
+
+    def _finish_closing(
+        self, replica: Replica, *, delete: bool, reason: ZuflussError | None = None
+    ) -> None:
+        replica.close(delete=delete, reason=reason)
         del self._closing[replica]
+
+    async def give_up(self, reason: ZuflussError) -> None:
+        """Close every bucket because this server leads nothing any more; the files stay."""
+        for replica in self._buckets.replicas():
+            if self._buckets.serves(replica):
+                self._close(replica, delete=False, reason=reason)
+            await asyncio.sleep(0)  # closing takes a millisecond
 
     def _remove_others(self, assignments: Sequence[ReplicaAssignment]) -> None:
         """Remove files of buckets that were dropped while this server was away or died.

@@ -7,7 +7,8 @@ A bucket whose durable data is damaged is refused, and only that bucket: its req
 with the reason, everything else is served (A7). A bucket that failed for a reason that may pass is
 refused while the server opens it again (`reopen.py`): the answer is retriable and tells since when,
 how often it was tried, and why. A bucket that another server leads is answered with
-NOT_LEADER_OR_FOLLOWER and the leader, as Fluss does: the client has old metadata.
+NOT_LEADER_OR_FOLLOWER and the leader, as Fluss does: the client has old metadata. One that this
+server leads and has not opened yet is answered with LEADER_NOT_AVAILABLE.
 
 Belongs to the event loop.
 """
@@ -25,6 +26,7 @@ from zufluss.config import options, table_options
 from zufluss.config.load import Configuration
 from zufluss.errors import (
     InvalidTableError,
+    LeaderNotAvailableError,
     LogStorageError,
     NonPrimaryKeyTableError,
     NotLeaderError,
@@ -43,6 +45,7 @@ from zufluss.record.arrow.project import Projector
 from zufluss.record.batch.check import BatchChecker
 from zufluss.replica.replica import Replica, ReplicaSettings
 from zufluss.tablet.reopen import may_pass
+from zufluss.tablet.shared.lease import LookupLease
 
 BucketKey = tuple[int | None, int]
 """Partition id and bucket id inside a table."""
@@ -65,8 +68,10 @@ class RefusedBucket(NamedTuple):
     """How often the server tried to open it since."""
 
     @property
-    def reason(self) -> LogStorageError:
+    def reason(self) -> ZuflussError:
         """The answer to every request for the bucket."""
+        if isinstance(self.problem, LeaderNotAvailableError):
+            return self.problem
         text = f"{self.bucket.named(self.path)}: {reason_of(self.problem)}"
         if self.recovering:
             since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(" ", "seconds")
@@ -130,6 +135,8 @@ class Buckets:
         """Tables that have a bucket here, open or refused."""
         self.by_log: dict[Log, Replica] = {}
         """The open replicas."""
+        self.lease: LookupLease | None = None
+        """Until when the present state may be read here; None where no other server can lead."""
 
     # -- finding ----------------------------------------------------------------------------
 
@@ -154,6 +161,11 @@ class Buckets:
             )
         return replica
 
+    def check_present(self) -> None:
+        """Raise unless what is here is the present state, and no other server can lead by now."""
+        if self.lease is not None:
+            self.lease.check()
+
     def serves(self, replica: Replica) -> bool:
         """Whether this replica is still the one of its bucket."""
         return self.find(*replica.bucket) is replica
@@ -165,7 +177,11 @@ class Buckets:
         if table is not None and (refused := table.refused.get((partition_id, bucket_id))):
             return refused.reason
         if table is None or (partition_id, bucket_id) not in table.replicas:
-            leader = self._other_leader(bucket)
+            leader = self._leader(bucket)
+            if leader == self._server_id:
+                return LeaderNotAvailableError(
+                    f"{self.name_of(bucket)} is not open yet, or not any more; try again"
+                )
             if leader is not None:
                 return NotLeaderError(
                     f"{self.name_of(bucket)} is led by tablet server {leader}, this is tablet "
@@ -179,13 +195,13 @@ class Buckets:
             "write rows with PUT_KV"
         )
 
-    def _other_leader(self, bucket: TableBucket) -> int | None:
-        """The other server that leads a bucket; None if there is no such bucket or other server."""
+    def _leader(self, bucket: TableBucket) -> int | None:
+        """The server that leads a bucket; None if there is no such bucket."""
         holder = self.image.holder(bucket)
         if isinstance(holder, PartitionEntry) and holder.table_id != bucket.table_id:
             return None
         leader = self.image.leader(bucket)
-        return None if leader is None or leader[0] == self._server_id else leader[0]
+        return None if leader is None else leader[0]
 
     def name_of(self, bucket: TableBucket) -> str:
         """The bucket for messages: `fluss.orders, bucket 2`; ids where a name is unknown."""
@@ -252,7 +268,7 @@ class Buckets:
 
     def refuse(
         self, assignment: ReplicaAssignment, problem: Exception, now_ms: int
-    ) -> LogStorageError:
+    ) -> ZuflussError:
         """Note why a bucket cannot be served; returns the answer to its requests."""
         bucket, path = assignment.table_bucket, assignment.physical_path
         refused = self.table(bucket.table_id).refused

@@ -17,6 +17,8 @@ from zufluss.log.files import Files
 from zufluss.log.manager import log_directories
 
 FILE = "identity.json"
+EPOCH_FILE = "server-epoch"
+"""The server epoch of the last registration from this directory, as decimal text."""
 
 
 def claim(files: Files, data_dir: Path, cluster_id: str, server_id: int) -> None:
@@ -54,3 +56,19 @@ def _read(path: Path) -> dict[str, Any]:
             '{"cluster_id": …, "server_id": …} into it if you know both'
         )
     return known
+
+
+def read_epoch(data_dir: Path) -> int | None:
+    """Return the epoch of the last registration from this directory; None if it is not known.
+
+    Its process has ended: whoever reads this holds the lock of the directory.
+    """
+    try:
+        return int((data_dir / EPOCH_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def write_epoch(files: Files, data_dir: Path, server_epoch: int) -> None:
+    """Remember the epoch of a registration, for the next process."""
+    files.put(data_dir / EPOCH_FILE, b"%d" % server_epoch)

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -33,12 +33,14 @@ from zufluss.cluster.replicas import (
     replica_from_proto,
     stop_from_proto,
 )
+from zufluss.cluster.wal import session_from_proto
 from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.net.services import RequestContext, Services
 from zufluss.periodic import pause, repeat
 from zufluss.remote.health import HealthReport
 from zufluss.remote.locations import Locations
 from zufluss.tablet.coordinator_client import NOT_REGISTERED, CoordinatorClient
+from zufluss.tablet.shared.lease import LookupLease
 from zufluss.tasks import end
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -47,6 +49,8 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 3.0
 """Time between heartbeats; five of them fit into a session."""
+HEARTBEATS_PER_LEASE = 3
+"""Heartbeats in the time for which a server answers lookups after one of them."""
 LOST_SECONDS = 5 * HEARTBEAT_SECONDS
 """A coordinator that has not answered for a session is lost, and has given up this server."""
 PASSED_ON = (
@@ -58,6 +62,17 @@ PASSED_ON = (
 """Requests of clients that only the coordinator can answer."""
 OFFSETS_AT_ONCE = 4096
 """Most producer offsets that are decoded on the event loop; more are decoded in a thread."""
+
+
+class SessionTerms(NamedTuple):
+    """What a server with the shared log and its coordinator tell each other besides."""
+
+    lease: LookupLease
+    """Is told of each confirmation."""
+    former_epoch: Callable[[], int | None]
+    """The epoch of the last registration from the data directory; its process has ended."""
+    note_epoch: Callable[[int], None]
+    """Remembers the epoch of this registration."""
 
 
 class CoordinatorLink:
@@ -73,13 +88,19 @@ class CoordinatorLink:
         reports: Callable[[], Sequence[HealthReport]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         replaced: Callable[[], None] = lambda: None,
+        session: SessionTerms | None = None,
     ) -> None:
         """`check_cluster` gets the cluster's id before anything is deleted, and may refuse.
 
         `reports` says what this server saw of each remote location, for heartbeats. `replaced` is
         called when another process has registered with this server's id: this one must end.
+        `session` is for a server whose logs are in the shared log.
         """
         self._replaced = replaced
+        self._session = session
+        self._interval = HEARTBEAT_SECONDS
+        if session is not None:
+            self._interval = min(HEARTBEAT_SECONDS, session.lease.seconds / HEARTBEATS_PER_LEASE)
         self.replacement: ZuflussError | None = None
         """The coordinator's word that another process has this server's id."""
         self._clock = clock
@@ -105,7 +126,7 @@ class CoordinatorLink:
     async def start(self) -> None:
         """Register, waiting for the coordinator as long as it takes; then stay registered."""
         await self._join()
-        work = repeat(HEARTBEAT_SECONDS, self.heartbeat, "heartbeat_failed")
+        work = repeat(self._interval, self.heartbeat, "heartbeat_failed")
         self._task = asyncio.create_task(work, name="coordinator-link")
 
     async def stop(self) -> None:
@@ -124,29 +145,62 @@ class CoordinatorLink:
         return silent is not None and silent > LOST_SECONDS
 
     async def join(self) -> None:
-        """Register once, and take over the picture and the buckets in the answer."""
+        """Register once, and take over the picture and the buckets in the answer.
+
+        Nothing is done if another call has registered the server meanwhile.
+        """
+        before = self.server_epoch
         request = m.RegisterTabletServerRequest(
             server_id=self._node.node_id,
             listeners=codec.listeners_to_text(self._node.endpoints),
             rack=self._node.rack,
         )
+        if self._session is not None:
+            request.remote_durability = True
+            former = self._session.former_epoch()
+            if former is not None:
+                request.former_server_epoch = former
         async with self._turn:
+            if self.server_epoch not in (before, NOT_REGISTERED):
+                return
             self.server_epoch = NOT_REGISTERED
+            asked = self._session.lease.clock() if self._session is not None else 0.0
             answer = await self._coordinator.call(ApiKey.REGISTER_TABLET_SERVER, request)
             self._check_cluster(answer.cluster_id)
+            if self._session is not None:
+                self._session.note_epoch(answer.server_epoch)
+                self._session.lease.confirmed(asked)
             self._image.apply(codec.changes_of(answer.metadata))
             self._coordinator.epoch = answer.coordinator_epoch
             await self._update_locations(answer.locations)
             await self._update_configs(answer.configs)
             replicas = list(map(replica_from_proto, answer.replicas))
             producers = await _producers(answer.producers)
-            await self._tablet.assign(self._image, replicas, producers)
+            session = session_from_proto(answer.wal_session)
+            live = session if answer.HasField("wal_session") else None
             self.server_epoch = answer.server_epoch
+            work = repeat(self._interval, self._beat, "heartbeat_failed")
+            beating = asyncio.create_task(work, name="heartbeats-while-joining")
+            try:  # buckets may take longer to come up than a silent server is waited for
+                await self._tablet.assign(self._image, replicas, producers, live)
+            except BaseException:
+                self.server_epoch = NOT_REGISTERED
+                raise
+            finally:
+                await end(beating)
         self._answered = self._clock()
         log.info("registered", server_id=self._node.node_id, epoch=self.server_epoch)
 
     async def heartbeat(self) -> None:
         """Send a heartbeat; register again if the coordinator does not know this server."""
+        try:
+            await self._beat()
+        except ZuflussError as problem:
+            if problem.code is not ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
+                raise
+            await self.join()
+
+    async def _beat(self) -> None:
         request = m.TabletHeartbeatRequest(
             server_id=self._node.node_id,
             server_epoch=self.server_epoch,
@@ -154,23 +208,23 @@ class CoordinatorLink:
             locations_version=self._locations_version,
             configs_version=self._configs_version,
         )
+        asked = self._session.lease.clock() if self._session is not None else 0.0
         try:
             answer = await self._coordinator.call(ApiKey.TABLET_HEARTBEAT, request)
         except ZuflussError as problem:
-            if problem.code is ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION:
-                log.error("replaced", server_id=self._node.node_id, reason=problem.message)
-                self.replacement = problem
-                self._replaced()
-            elif problem.code is ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
-                await self.join()
-            else:
+            if problem.code is not ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION:
                 raise
-        else:
-            self._answered = self._clock()
-            if answer.HasField("locations"):  # an update was lost
-                await self._update_locations(answer.locations)
-            if answer.HasField("configs"):
-                await self._update_configs(answer.configs)
+            log.error("replaced", server_id=self._node.node_id, reason=problem.message)
+            self.replacement = problem
+            self._replaced()
+            return
+        self._answered = self._clock()
+        if self._session is not None:
+            self._session.lease.confirmed(asked)
+        if answer.HasField("locations"):  # an update was lost
+            await self._update_locations(answer.locations)
+        if answer.HasField("configs"):
+            await self._update_configs(answer.configs)
 
     async def _update_configs(self, message: m.PbDynamicConfigs) -> None:
         await self._tablet.update_configs(DynamicConfigs.from_proto(message))

@@ -120,6 +120,7 @@ class LookupHandler:
         end: int,
     ) -> None:
         """Answer one LOOKUP."""
+        self._buckets.check_present()
         places, count = self._places, -1
         if end - start <= REQUEST_BYTES:
             count, table_id, partition, bucket = scan_lookup(
@@ -255,6 +256,7 @@ class LookupHandler:
         self, request: m.PrefixLookupRequest, context: RequestContext
     ) -> EncodedResponse:
         """PREFIX_LOOKUP: the rows whose keys begin with one of some prefixes, in key order."""
+        self._buckets.check_present()
         few = await _count_keys(request) <= KEYS_MAX
         buffers = await self._answers.make(
             context.reader, few, lambda room: self._prefixes(request, room)

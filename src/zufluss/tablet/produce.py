@@ -387,6 +387,7 @@ class ProduceHandler:
                 raise self._buckets.why_not(gathered.table.info.table_id, *bucket)
             if replica.failure is not None:
                 raise replica.failure
+            self._durability.admit()
             appended = replica.log.append_new(view, gathered.batches, self._clock_ms())
             try:
                 self._durability.appended(replica, appended.end_offset, view, 0, len(view))
@@ -542,6 +543,7 @@ class ProduceHandler:
             self._write(replica, gathered)
         if replica.failure is not None:
             raise replica.failure
+        self._durability.admit()
         appended = replica.log.append(view, batches, self._clock_ms())
         if not appended.duplicate:
             start, end = batches[0].start, batches[-1].end

@@ -354,11 +354,13 @@ class PutHandler:
             connection.abort()
 
     def _check_queue(self) -> None:
+        """Refuse a put that the worker, or the shared log, has no room for."""
         if self._queued_bytes >= QUEUE_BYTES_MAX:
             raise StorageBackpressureError(
                 f"{self._queued_bytes} bytes of puts wait for this server, {QUEUE_BYTES_MAX} are "
                 "allowed; try again after a pause"
             )
+        self._durability.admit()
 
     def _submit(
         self, entry: PutEntry | ServerPut, replica: Replica, scan: PutScan, records: Bytes

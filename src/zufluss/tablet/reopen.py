@@ -75,13 +75,14 @@ class Reopener:
         """Begin to retry: all other buckets are open."""
         self._begun.set()
 
-    def add(self, assignment: ReplicaAssignment) -> None:
-        """Retry a bucket until it opens or the problem cannot pass."""
+    def add(self, assignment: ReplicaAssignment, *, at_once: bool = False) -> None:
+        """Retry a bucket until it opens or the problem cannot pass; `at_once` without a pause."""
         bucket = assignment.table_bucket
         task = self._tries.get(bucket)
         if task is not None and not task.done():
             return
-        task = self._tries[bucket] = asyncio.ensure_future(self._again_and_again(assignment))
+        work = self._again_and_again(assignment, 0.0 if at_once else FIRST_SECONDS)
+        task = self._tries[bucket] = asyncio.ensure_future(work)
         task.add_done_callback(partial(self._ended, bucket))
 
     def _ended(self, bucket: TableBucket, task: asyncio.Task[None]) -> None:
@@ -110,8 +111,8 @@ class Reopener:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _again_and_again(self, assignment: ReplicaAssignment) -> None:
-        bucket, seconds = assignment.table_bucket, FIRST_SECONDS
+    async def _again_and_again(self, assignment: ReplicaAssignment, seconds: float) -> None:
+        bucket = assignment.table_bucket
         await self._begun.wait()
         while bucket not in self._ending:
             await self._sleep(seconds * random.uniform(0.5, 1.0))
@@ -122,7 +123,8 @@ class Reopener:
                 log.info("bucket_opened_later", bucket=str(bucket))
                 return
             remote = isinstance(problem, LocationUnavailableError)
-            seconds = min(seconds * 2, MOST_SECONDS_REMOTE if remote else MOST_SECONDS)
+            most = MOST_SECONDS_REMOTE if remote else MOST_SECONDS
+            seconds = min(max(seconds * 2, FIRST_SECONDS), most)
             if not may_pass(problem):
                 return
 

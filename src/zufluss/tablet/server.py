@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -31,12 +32,15 @@ from zufluss.cluster.replicas import (
     ReplicaStop,
 )
 from zufluss.cluster.token_service import MayRead, everybody
+from zufluss.cluster.wal import WalSession
 from zufluss.config import options
 from zufluss.config.load import Configuration, LiveConfiguration
+from zufluss.errors import ConfigError, NotLeaderError
 from zufluss.log.files import Files
 from zufluss.log.holds import Holder
 from zufluss.model.table import TableBucket
 from zufluss.net.services import Services
+from zufluss.periodic import log_failure, pause
 from zufluss.remote.locations import Locations
 from zufluss.remote.storage import RemoteStorage
 from zufluss.replica.kv_host import KvHost
@@ -48,7 +52,8 @@ from zufluss.tablet.changelog_reader import ChangelogReader
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
 from zufluss.tablet.fetch import FetchHandler
-from zufluss.tablet.identity import claim
+from zufluss.tablet.identity import claim, read_epoch, write_epoch
+from zufluss.tablet.link import SessionTerms
 from zufluss.tablet.lookup import LookupHandler
 from zufluss.tablet.produce import ProduceHandler
 from zufluss.tablet.producers import KnownProducers
@@ -65,6 +70,8 @@ from zufluss.tablet.scan.service import ScanService
 from zufluss.tablet.scan.sessions import ScanSessions
 from zufluss.tablet.scan.states import PinStates
 from zufluss.tablet.service import TabletService
+from zufluss.tablet.shared.host import SharedHost
+from zufluss.tablet.shared.trim import Trimmer
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.tablet.undo import UndoHandler
 from zufluss.threads import Threads
@@ -126,6 +133,15 @@ class TabletServer:
         self.lookup = LookupHandler(buckets, self.kv, self.put, contention, tasks, Answers(conf))
         self.service = TabletService(buckets, self.lookup, self._readers, clock_ms)
 
+        self.shared: SharedHost | None = None
+        """The shared log, None where logs are durable on the disk."""
+        if conf.get(options.ZUFLUSS_LOG_DURABILITY) == "remote":
+            self.shared = SharedHost(conf, storage, gateway, durability.written, self._fenced)
+            durability.shared = self.shared
+            buckets.lease = self.shared.lease
+        self.rejoin: Callable[[], Awaitable[None]] | None = None
+        """Registers this server again, after somebody ended its session."""
+
         remote = RemoteContext(buckets, storage, gateway, files)
         self.remote_logs = RemoteLogRunner(conf, remote, self.logs, tasks, expiry_ms)
         self.fetch = FetchHandler(buckets, self.remote_logs, self._readers, tasks)
@@ -164,7 +180,13 @@ class TabletServer:
             failed=lambda replica: self.assignments.recover(replica),
         )
         return Assignments(
-            self.data_dir, host, remote, restorer, self.remote_logs, self.scans.closed
+            self.data_dir,
+            host,
+            remote,
+            restorer,
+            self.remote_logs,
+            self.scans.closed,
+            self.shared,
         )
 
     @property
@@ -195,12 +217,16 @@ class TabletServer:
         image: ClusterImage,
         replicas: Sequence[ReplicaAssignment],
         producers: Sequence[TableProducers] = (),
+        session: WalSession | None = None,
     ) -> None:
         """Take over this picture, hold exactly these buckets, delete every other on the disk.
 
-        `producers` are complete: a table without an entry has no producers.
+        `producers` are complete: a table without an entry has no producers. All buckets are opened
+        anew when a `session` begins: what they have may be more than the former one had.
         """
         async with self.assignments.order():
+            if self.shared is not None:
+                await self._begin(session)
             self.buckets.image = image
             await self._fence(self.producers.replace(producers))
             self.assignments.close_others(replicas)
@@ -214,6 +240,48 @@ class TabletServer:
             self.started = True
             self._begin_periodic_work()
 
+    async def _begin(self, session: WalSession | None) -> None:
+        """Begin a session of the shared log."""
+        assert self.shared is not None
+        if session is None:
+            raise ConfigError(
+                f"{options.ZUFLUSS_LOG_DURABILITY.key} is remote here, but not at the coordinator; "
+                "give all servers of the cluster the same value"
+            )
+        await self.shared.end()
+        await self.assignments.give_up(NotLeaderError("the server registers again; try again"))
+        await self.shared.begin(session)
+
+    def _fenced(self, reason: NotLeaderError) -> None:
+        """Lead nothing any more, and register again, because somebody ended the session."""
+
+        async def begin_again() -> None:
+            await self.assignments.give_up(reason)
+            while self.shared is not None and self.shared.live is None:
+                try:
+                    if self.rejoin is not None:
+                        await self.rejoin()
+                except Exception as problem:
+                    log_failure("not_registered_again", problem)
+                await pause(LOOK_AFTER_SECONDS)
+
+        self._tasks.spawn(begin_again())
+
+    def session_terms(self) -> SessionTerms | None:
+        """What a server with the shared log tells its coordinator besides; None for another."""
+        if self.shared is None:
+            return None
+        return SessionTerms(
+            self.shared.lease,
+            partial(read_epoch, self.data_dir),
+            partial(write_epoch, self._files, self.data_dir),
+        )
+
+    def confirmed(self, asked: float) -> None:
+        """The coordinator confirmed the registration; `asked` is `clock` before it was asked."""
+        if self.shared is not None:
+            self.shared.lease.confirmed(asked)
+
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
         """Apply these changes to the picture of the cluster and to the tables served here."""
         self.image.apply(changes)
@@ -223,9 +291,14 @@ class TabletServer:
         self.producers.keep(lambda table_id: self.image.table_by_id(table_id) is not None)
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
-        """Hold these buckets; raises the reason when one of them cannot be served."""
+        """Hold these buckets; raises the reason when one of them cannot be served.
+
+        Buckets whose ends are in the shared log are opened in the background: other orders do not
+        wait for that.
+        """
         async with self.assignments.order(each.table_bucket for each in replicas):
-            await self.assignments.open(replicas)
+            self.assignments.take_over([each for each in replicas if each.source is not None])
+            await self.assignments.open([each for each in replicas if each.source is None])
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and free their disk where it says delete."""
@@ -304,6 +377,10 @@ class TabletServer:
         tasks.repeat(TIMEOUT_CHECK_SECONDS, self._expire_requests)
         tasks.repeat(LOOK_AFTER_SECONDS, self._durability.commit)
         tasks.repeat(LOOK_AFTER_SECONDS, self.assignments.look_after)
+        if self.shared is not None:
+            retained = conf.get(options.ZUFLUSS_WAL_RETAINED)
+            trimmer = Trimmer(self.shared, self.buckets, self.logs, self.remote_logs, retained)
+            tasks.repeat(LOOK_AFTER_SECONDS, trimmer.look_after)
         tasks.repeat(NOTE_SECONDS, self.rates.note)
         retention_seconds = conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000
         tasks.repeat(retention_seconds, self._expire_data)
@@ -334,5 +411,7 @@ class TabletServer:
         await self.undos.stop()
         await self.pin_states.stop()
         await self.kv.close()
+        if self.shared is not None:
+            await self.shared.close()
         await self.logs.close()
         self._readers.shutdown(wait=False)

@@ -54,6 +54,7 @@ class TabletService:
         self, request: m.ListOffsetsRequest, context: RequestContext
     ) -> m.ListOffsetsResponse:
         """LIST_OFFSETS: earliest, latest or by-timestamp offsets of buckets."""
+        self._buckets.check_present()
         _check_bucket_count(len(request.bucket_id))
         find = self._offset_finder(request)
         timestamp = request.startTimestamp if request.offset_type == TIMESTAMP else None
@@ -110,6 +111,7 @@ class TabletService:
         self, request: m.GetTableStatsRequest, context: RequestContext
     ) -> m.GetTableStatsResponse:
         """GET_TABLE_STATS: the number of rows in buckets; there are no column statistics."""
+        self._buckets.check_present()
         _check_bucket_count(len(request.buckets_req))
         response = m.GetTableStatsResponse()
         async for bucket in paced(request.buckets_req):
@@ -126,6 +128,7 @@ class TabletService:
         self, request: m.LimitScanRequest, context: RequestContext
     ) -> EncodedResponse:
         """LIMIT_SCAN: the last rows of a log in whole batches, or rows of a primary-key table."""
+        self._buckets.check_present()
         while True:
             await context.reader.room()
             async with self._limit_scans:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.kv.replay import EarlierChangelog
+from zufluss.log.config import LogConfig
+from zufluss.log.log import Log
 from zufluss.replica.replica import Replica
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
@@ -33,16 +35,24 @@ class BucketCopy:
             return 0
         return self._remote.snapshots[0].log_offset
 
-    async def restore_log(self) -> None:
-        """Create the log if the disk lost it."""
+    async def open_log(self, config: LogConfig, now_ms: int) -> Log:
+        """Open the log, created at the end of its remote part if the disk lost it."""
+        path, bucket = self._assignment.physical_path, self._assignment.table_bucket
+        logs = self._restorer.logs
         if self._remote is not None:
-            await self._restorer.restore_log(self._assignment.physical_path, self._remote)
+            await self._restorer.restore_log(path, self._remote)
+        if logs.is_closed(bucket):
+            return await logs.reopen_log(path, bucket, config, now_ms)
+        return logs.open_log(path, bucket, config, now_ms)
 
     async def restore_state(self, replica: Replica) -> EarlierChangelog | None:
         """Install a snapshot if the disk lost the key-value state."""
         if self._remote is None:
             return None
         return await self._restorer.restore_state(replica, self._remote)
+
+    async def adopt(self, replica: Replica) -> None:
+        """Nothing: the disk of this server has the log."""
 
     def attach(self, replica: Replica) -> None:
         """Give an open replica its remote log."""

@@ -130,6 +130,13 @@ class RemoteLogRunner:
             return
         self._rounds[replica] = self._tasks.spawn(self._round(replica, remote))
 
+    async def copy(self, replica: Replica) -> None:
+        """Run a round of a bucket now; returns when it, or one that is under way, has ended."""
+        remote = self._remote_log(replica)
+        if remote is not None:
+            self._start(replica, remote)
+            await asyncio.wait([self._rounds[replica]])
+
     async def _round(self, replica: Replica, remote: RemoteLog) -> None:
         try:
             more = True

@@ -77,7 +77,7 @@ class Restorer:
         self._context = context
         self._storage = context.storage
         self._files = context.files
-        self._logs = logs
+        self.logs = logs
         self._kv = kv
         self._loop = asyncio.get_running_loop()
         self._fetching = asyncio.Semaphore(FILES_AT_ONCE)
@@ -90,12 +90,12 @@ class Restorer:
         A log that cannot be created is refused until the next start, or until `reopen.py` tries
         again.
         """
-        if self._logs.has_log(path, remote.bucket):
+        if self.logs.has_log(path, remote.bucket):
             return
         try:
             await self._create_log(path, remote)
         except (ZuflussError, OSError) as e:
-            self._logs.refuse(remote.bucket, e)
+            self.logs.refuse(remote.bucket, e)
             raise
 
     async def _create_log(self, path: PhysicalTablePath, remote: BucketRemote) -> None:
@@ -118,24 +118,29 @@ class Restorer:
             "log_restored", bucket=str(bucket), end=end, remote_end=remote_end,
             lost=f"{remote_end} to {end - 1}" if remote_end < end else None,
         )  # fmt: skip
-        await asyncio.to_thread(self._logs.create_log_at, path, bucket, end, writers, timestamp)
+        await asyncio.to_thread(self.logs.create_log_at, path, bucket, end, writers, timestamp)
 
     async def _writers(self, remote: BucketRemote, bucket: TableBucket) -> tuple[bytes, int]:
         """The writers at the furthest known offset, and the timestamp of the last batch.
 
         They come from a snapshot beyond the remote log, or else from the end of the remote log.
         """
-        manifest = await self.manifest(remote)
-        segments = [] if manifest is None else manifest.segments
-        timestamp = segments[-1].max_timestamp if segments else 0
-        remote_end = remote.remote_end_offset or 0
+        at_end = await self.writers_at_end(remote)
         for handle in reversed(remote.snapshots):
-            if handle.log_offset <= remote_end:
+            if handle.log_offset <= (remote.remote_end_offset or 0):
                 break
             known = await self._snapshot_writers(handle, bucket)
             if known is not None:
                 writers, latest = known
-                return writers, max(timestamp, latest)
+                return writers, max(at_end[1], latest)
+        return at_end
+
+    async def writers_at_end(self, remote: BucketRemote) -> tuple[bytes, int]:
+        """The writers at the end of the remote log, and the timestamp of its last batch."""
+        manifest = await self.manifest(remote)
+        segments = [] if manifest is None else manifest.segments
+        timestamp = segments[-1].max_timestamp if segments else 0
+        remote_end = remote.remote_end_offset or 0
         if not segments or segments[-1].end_offset < remote_end:  # the last ones were lost
             return WriterState(0).to_json(), timestamp
         file = segments[-1].writer_snapshot

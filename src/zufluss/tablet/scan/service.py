@@ -235,6 +235,7 @@ class ScanService:
         self, targets: Sequence[PinTarget], principal: str | None, *, partial: bool = False
     ) -> list[StatePin[PinContent]]:
         """Pin states, all of them or none; with `partial` as many as there is room for."""
+        self._buckets.check_present()
         pins: list[StatePin[PinContent]] = []
         try:
             self._begin(pins, targets, principal, partial=partial)

@@ -1,0 +1,108 @@
+"""How a bucket comes up whose end is in the shared log, and continues in the session of its server.
+
+| step | what it does |
+|---|---|
+| `open_log` | the log of this disk as far as it is known to be true, or an empty one at the end of the remote segments; then what the source has of the bucket |
+| `restore_state` | key-value state of this disk or a snapshot, as without a shared log |
+| `adopt` | what the segments do not have is written again into the session of this server; the coordinator notes that this session has the end of the bucket; a primary-key bucket waits until its former leader answers no lookups any more |
+
+The source is a session that has ended. Where the session of this server has the end of the bucket
+already, as for a new bucket or one that failed and is opened again, it is the source itself, and
+there is nothing to adopt. Only after `adopt` is the bucket served: whoever takes it over from here
+finds everything in one session.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from zufluss.cluster.remote import BucketRemote
+from zufluss.cluster.replicas import ReplicaAssignment
+from zufluss.cluster.wal import Takeover
+from zufluss.errors import NotLeaderError
+from zufluss.log.config import LogConfig
+from zufluss.log.log import Log
+from zufluss.log.manager import LogBeginning
+from zufluss.replica.replica import Replica
+from zufluss.tablet.remote.copy import BucketCopy
+from zufluss.tablet.remote.logs import RemoteLogRunner
+from zufluss.tablet.remote.restore import Restorer
+from zufluss.tablet.shared.host import SharedHost
+
+log = structlog.get_logger(__name__)
+
+
+class SharedCopy(BucketCopy):
+    """Implements `replica.RemoteCopy` for one assignment."""
+
+    def __init__(
+        self,
+        host: SharedHost,
+        restorer: Restorer,
+        remote_logs: RemoteLogRunner,
+        assignment: ReplicaAssignment,
+        remote: BucketRemote | None,
+        lease_end: float,
+    ) -> None:
+        """`lease_end` is the time on the loop's clock until which the former leader may answer."""
+        super().__init__(restorer, remote_logs, assignment, remote)
+        self._host = host
+        self._session = host.session
+        """The bucket is opened for this session, or not at all."""
+        self._lease_end = lease_end
+
+    @property
+    def _remote_end(self) -> int:
+        return 0 if self._remote is None else self._remote.remote_end_offset or 0
+
+    async def open_log(self, config: LogConfig, now_ms: int) -> Log:
+        """Open the log with everything that was acknowledged."""
+        assignment = self._assignment
+        bucket, session = assignment.table_bucket, self._session
+        if assignment.source is None:
+            session.hold(bucket)
+        mine = session.holds(bucket)
+        source = await session.own_source() if mine else assignment.source
+        assert source is not None
+
+        async def tail(start: int) -> Sequence[memoryview]:
+            if mine and session.writer.end_offset(bucket) is None:
+                return ()  # a new bucket; the session need not be read
+            found = await self._host.tail(source, bucket, start)
+            log.info(
+                "bucket_tail_read", bucket=str(bucket), first=start, end=found.end_offset,
+                server_epoch=source.session.server_epoch,
+            )  # fmt: skip
+            return found.pieces
+
+        return await self._restorer.logs.open_shared(
+            assignment.physical_path,
+            bucket,
+            config,
+            now_ms,
+            remote_end=self._remote_end,
+            beginning=self._beginning,
+            tail=tail,
+        )
+
+    async def _beginning(self) -> LogBeginning:
+        assert self._remote is not None
+        writers, timestamp = await self._restorer.writers_at_end(self._remote)
+        return LogBeginning(self._remote_end, writers, timestamp)
+
+    async def adopt(self, replica: Replica) -> None:
+        """Have the session of this server continue the log; returns when the coordinator knows."""
+        bucket, epoch, session = replica.bucket, replica.leader_epoch, self._session
+        if not session.holds(bucket):
+            if not session.has_carried(bucket, epoch):
+                tail = replica.log.tail(self._remote_end)
+                session.carry(bucket, epoch, memoryview(await asyncio.to_thread(tail.read)))
+            await session.writer.drained()
+            await session.commit(Takeover(bucket, epoch))
+        if replica.kv is not None:
+            await asyncio.sleep(self._lease_end - asyncio.get_running_loop().time())
+        if self._host.live is not session:
+            raise NotLeaderError(f"{session} ended while {bucket} was taken over")

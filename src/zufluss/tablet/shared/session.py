@@ -1,0 +1,157 @@
+"""The session of this tablet server in the shared log.
+
+A session begins with each registration, and ends with the next one, or when somebody else seals it
+(`log/shared/ending.py`). Entries are given to it right after they were appended to the local log;
+they are acknowledged when the session has them. So the local log of a bucket never ends before the
+entries of the session do, and what it has behind them was never acknowledged.
+
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Final
+
+from zufluss.cluster.remote import RemoteGateway
+from zufluss.cluster.wal import Takeover, WalSession, WalSource
+from zufluss.errors import NotLeaderError
+from zufluss.log.shared.api import OnDurable, OnFenced, Session, SessionWriter, SharedLog
+from zufluss.log.shared.gather import ENTRY_BYTES_MAX
+from zufluss.model.table import TableBucket
+from zufluss.record.header import iter_headers
+from zufluss.remote.wal import EntryKind
+
+_BASE_OFFSET: Final = struct.Struct("<q")
+"""The first field of a stamped batch."""
+
+
+class ServerSession:
+    """The live session of this server."""
+
+    def __init__(
+        self,
+        identity: WalSession,
+        cluster_id: str,
+        shared: SharedLog,
+        gateway: RemoteGateway,
+        on_durable: OnDurable,
+        on_fenced: OnFenced,
+    ) -> None:
+        self.identity = identity
+        self.shared = shared
+        self.name = Session(cluster_id, identity.server_id, identity.server_epoch)
+        """As the shared log knows it."""
+        self.writer: SessionWriter = shared.begin(self.name, on_durable, on_fenced)
+        self.floor = 0
+        """The recorded floor."""
+        self._gateway = gateway
+        self._holds: set[TableBucket] = set()
+        """Buckets of which this session has the end, as the coordinator knows."""
+        self._carried: dict[TableBucket, int] = {}
+        """Buckets of which this session has the end, with the leader epoch of their entries."""
+        self._waiting: list[tuple[Takeover, asyncio.Future[bool]]] = []
+        self._committing: asyncio.Task[None] | None = None
+
+    def append(self, bucket: TableBucket, leader_epoch: int, end: int, view: memoryview) -> None:
+        """Have stamped batches made durable that were appended to the local log of a bucket."""
+        first: int = _BASE_OFFSET.unpack_from(view)[0]
+        self.writer.append(bucket, leader_epoch, first, end, view)
+
+    def carry(self, bucket: TableBucket, leader_epoch: int, batches: memoryview) -> None:
+        """Have the last batches of a bucket written again, so that older objects can go.
+
+        They end where the local log ends. A large tail becomes several entries.
+        """
+        self._carried[bucket] = leader_epoch
+        kind = EntryKind.CARRY
+        for first, end, part in _parts(batches, ENTRY_BYTES_MAX):
+            self.writer.append(bucket, leader_epoch, first, end, part, kind)
+            kind = EntryKind.BATCHES
+
+    def has_carried(self, bucket: TableBucket, leader_epoch: int) -> bool:
+        """Whether the end of a bucket was written into this session in a leader epoch."""
+        return self._carried.get(bucket) == leader_epoch
+
+    def holds(self, bucket: TableBucket) -> bool:
+        """Whether this session has the end of a bucket, as the coordinator knows."""
+        return bucket in self._holds
+
+    def hold(self, bucket: TableBucket) -> None:
+        """Note that the coordinator knows that this session has the end of a bucket."""
+        self._holds.add(bucket)
+
+    async def own_source(self) -> WalSource:
+        """This session so far, with everything that was appended before the call."""
+        return WalSource(self.identity, self.floor, await self.writer.drained())
+
+    async def commit(self, takeover: Takeover) -> None:
+        """Have the coordinator note that this session has the end of a bucket.
+
+        Calls that come while another is under way share the next one. `NotLeaderError` if the
+        bucket has another leader by now, or the session has ended.
+        """
+        committed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((takeover, committed))
+        if self._committing is None:
+            self._committing = asyncio.create_task(self._commit_waiting())
+        if not await committed:
+            raise NotLeaderError(
+                f"{takeover.bucket} has another leader than this server in epoch "
+                f"{takeover.leader_epoch} by now"
+            )
+        self.hold(takeover.bucket)
+
+    async def _commit_waiting(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                try:
+                    takeovers = [takeover for takeover, _ in waiting]
+                    done = await self._gateway.commit_takeovers(self.identity, takeovers)
+                except Exception as problem:
+                    for _, future in waiting:
+                        if not future.done():
+                            future.set_exception(problem)
+                else:
+                    for takeover, future in waiting:
+                        if not future.done():
+                            future.set_result(takeover.bucket in done)
+        finally:
+            self._committing = None
+
+    async def trim(self, floor: int) -> int:
+        """Delete the objects below a number, once the coordinator has noted it as the floor.
+
+        Returns how many went.
+        """
+        await self._gateway.commit_wal_floor(self.identity, floor)
+        self.floor = floor
+        self.writer.trimmed(floor)
+        return await self.shared.trim(self.name, floor)
+
+    async def close(self) -> None:
+        """Make everything durable, and say that the session ended."""
+        await self.writer.close()
+
+    async def stop(self) -> None:
+        """Give up: nothing is acknowledged any more."""
+        await self.writer.stop()
+
+    def __repr__(self) -> str:
+        return f"ServerSession({self.identity}, floor={self.floor}, {self.writer!r})"
+
+
+def _parts(batches: memoryview, size: int) -> list[tuple[int, int, memoryview]]:
+    """Cut batches into parts of at most `size` bytes, each with its first and its end offset."""
+    parts: list[tuple[int, int, memoryview]] = []
+    begin = first = end = stop = 0
+    for at, header in iter_headers(batches):
+        if stop > begin and at + header.size - begin > size:
+            parts.append((first, end, batches[begin:stop]))
+            begin = stop
+        if stop == begin:
+            first = header.base_offset
+        end, stop = header.next_offset, at + header.size
+    return [*parts, (first, end, batches[begin:stop])] if stop else []
