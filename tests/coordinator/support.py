@@ -18,6 +18,7 @@ from zufluss.cluster.replicas import (
     ReplicaAssignment,
     ReplicaStop,
 )
+from zufluss.cluster.wal import WalSession
 from zufluss.config.load import Configuration
 from zufluss.config.values import Endpoint
 from zufluss.coordinator.server import Coordinator
@@ -88,8 +89,9 @@ class RecordingTablet:
         image: ClusterImage,
         replicas: Sequence[ReplicaAssignment],
         producers: Sequence[TableProducers] = (),
+        session: WalSession | None = None,
     ) -> None:
-        self.image = image
+        self.image, self.session = image, session
         self.configs_when_assigned = self.configs
         self.buckets = {r.table_bucket: r for r in replicas}
         self.producers = {t.table_id: t for t in producers}

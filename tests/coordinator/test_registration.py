@@ -17,6 +17,7 @@ from tests.coordinator.support import (
     TABLET,
     Clock,
     RecordingTablet,
+    Seconds,
     call,
     counted,
     picture,
@@ -28,7 +29,7 @@ from zufluss.cluster.writer_ids import WriterIds
 from zufluss.config.load import Configuration
 from zufluss.config.values import DAY_MS, MINUTE_MS
 from zufluss.coordinator.lake.tables import LakeCommit
-from zufluss.coordinator.registration import SESSION_MS
+from zufluss.coordinator.registration import SESSION_SECONDS
 from zufluss.coordinator.server import Coordinator
 from zufluss.errors import (
     ConfigError,
@@ -77,7 +78,7 @@ class Apart:
     def __init__(self, directory: Path, conf: dict[str, str] | None = None) -> None:
         self.directory = directory
         self.conf = Configuration.of({"data.dir": str(directory.parent / "data")} | (conf or {}))
-        self.clock = Clock()
+        self.clock, self.seconds = Clock(), Seconds()
         self.tablet = RecordingTablet()
         self.to_tablet = Loopback(Services())
         self.to_coordinator = Loopback(Services())
@@ -107,7 +108,12 @@ class Apart:
     async def start_coordinator(self) -> None:
         self.store = await EmbeddedStore.open(self.directory)
         self.coordinator = await Coordinator.open(
-            self.conf, self.store, COORDINATOR, self.clock, connect=self._tablet
+            self.conf,
+            self.store,
+            COORDINATOR,
+            self.clock,
+            connect=self._tablet,
+            clock=self.seconds,
         )
         services = Services()
         self.coordinator.register(services)
@@ -270,12 +276,12 @@ async def test_a_heartbeat_keeps_a_server_and_silence_removes_it(apart: Apart) -
     await apart.create_table()
     registrations = apart.coordinator.registrations
     assert registrations is not None
-    apart.clock.now_ms += SESSION_MS
+    apart.seconds.now += SESSION_SECONDS
     await apart.link.heartbeat()
-    apart.clock.now_ms += SESSION_MS
+    apart.seconds.now += SESSION_SECONDS
     await registrations.expire()
     assert set(apart.coordinator.image.tablets) == {1}
-    apart.clock.now_ms += 1
+    apart.seconds.now += 0.1
     await registrations.expire()
     assert apart.coordinator.image.tablets == {}
     with pytest.raises(InvalidReplicationFactorError):

@@ -28,6 +28,7 @@ is being deleted, and a drop deletes one subtree.
 | `/producers/tables/TABLE_ID/ID…` | producers, see `producers/records.py`; `/counters/producer` counts them |
 | `/producers/offsets/ID…` | offsets that producers registered, see `producers/offsets.py` |
 | `/remote/locations` `/remote/placement` `/configs/cluster` | see `remote/locations.py` |
+| `/wal/durability` `/wal/sessions/EPOCH` | see `wal/book.py` |
 
 Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` is a path of its own because leaders change on their own.
 """  # noqa: E501 - a table row does not wrap
@@ -44,6 +45,7 @@ from zufluss.cluster.image import (
     BucketState,
     DatabaseEntry,
     DatabasePut,
+    Holder,
     ImageChange,
     PartitionEntry,
     PartitionPut,
@@ -179,6 +181,18 @@ def alter_table(before: TableEntry, after: TableEntry) -> list[Op]:
         if i not in before.schemas
     ]
     return ops
+
+
+def put_buckets(entry: Holder) -> Op:
+    """The operation that replaces the bucket states of a table or partition."""
+    return Put(buckets_path(entry), _buckets_value(entry.buckets))
+
+
+def buckets_path(entry: Holder) -> str:
+    """The path of the bucket states of a table or partition."""
+    if isinstance(entry, TableEntry):
+        return f"{_table_path(entry.info.table_id)}/buckets"
+    return f"{_partition_path(entry)}/buckets"
 
 
 def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[Op]:

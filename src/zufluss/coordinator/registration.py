@@ -1,11 +1,15 @@
 """Tablet servers in other processes: they register, send heartbeats, and leave by silence.
 
 A registration has a server epoch from a durable counter. It ends when the server registers again,
-or sends no heartbeat for `SESSION_MS`. A server joins between two changes of the catalog: the
-answer carries the whole image, and every later change is sent to the new registration. A server
-that has left is not in the metadata, and its buckets have no leader until it is back. Heartbeats
-report what the server saw of the remote locations.
-"""
+or is silent for too long. A server joins between two changes of the catalog: the answer carries the
+whole image, and every later change is sent to the new registration. A server that has left is not
+in the metadata. Heartbeats report what the server saw of the remote locations.
+
+| `zufluss.log.durability` | too long | the buckets of a server that has left |
+|---|---|---|
+| `local` | `SESSION_SECONDS` | have no leader until it is back |
+| `remote` | `LEASES_PER_SESSION` leases of lookups, or at once when its address refuses connections | are taken over by others (`wal/takeover.py`) |
+"""  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
@@ -19,14 +23,22 @@ import structlog
 
 from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterNode, NodesPut
-from zufluss.cluster.replicas import RpcCaller, assignments, replica_to_proto
+from zufluss.cluster.replicas import (
+    ReplicaAssignment,
+    RpcCaller,
+    assignments,
+    replica_to_proto,
+)
+from zufluss.cluster.wal import WalSession, session_to_proto
 from zufluss.config.values import parse_endpoints
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
-from zufluss.errors import ConfigError, ErrorCode, error
-from zufluss.periodic import repeat
+from zufluss.coordinator.wal.book import LOCAL, REMOTE
+from zufluss.coordinator.wal.keeper import WalKeeper
+from zufluss.errors import ConfigError, ErrorCode, NetworkError, error
+from zufluss.periodic import log_failure, pause, repeat
 from zufluss.remote.health import HealthReport
 from zufluss.tasks import end
 from zufluss.wire import messages as m
@@ -36,10 +48,21 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SESSION_MS = 15_000
+SESSION_SECONDS = 15.0
 """A tablet server without a heartbeat for longer than this has left."""
+LEASES_PER_SESSION = 2
+"""With a shared log: the same, in times of the lease of lookups."""
+SUSPECT_LEASES = 0.45
+"""With a shared log: a server that missed a heartbeat is looked at after so much of a lease. Three
+heartbeats go into one."""
 CHECK_SECONDS = 1.0
 """Interval between two checks for silent servers."""
+CHECK_SECONDS_SHARED = 0.2
+"""The same with a shared log."""
+REFUSALS = 2
+"""Connections that a lost server refuses in a row."""
+REFUSAL_SECONDS = 0.1
+"""Pause between two of them."""
 TABLET_TIMEOUT_MS = 30_000
 """How long a tablet server may take for one request of the coordinator."""
 WRITER_IDS_MAX = 1_000_000
@@ -57,8 +80,10 @@ class TabletSession:
     """Where it is."""
     tablet: RemoteTablet
     """Sends requests to it."""
-    seen_ms: int
-    """Time of its last heartbeat, epoch milliseconds."""
+    seen: float
+    """When its last heartbeat arrived, on a clock that never jumps."""
+    watched: bool = False
+    """Whether somebody looks if its address refuses connections."""
 
 
 class Registrations:
@@ -71,29 +96,42 @@ class Registrations:
         locations: LocationRegistry,
         producers: ProducerBook,
         connect: Connect,
-        clock_ms: Callable[[], int],
+        clock: Callable[[], float],
         on_join: Callable[[int], None],
+        wal: WalKeeper | None = None,
+        on_leave: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_join` gets the id of every server that registered."""
+        """`on_join` gets the id of every server that registered; `clock` never jumps.
+
+        `wal` has the sessions of the shared log, None where disks have the logs. `on_leave` is
+        called after a server was given up.
+        """
         self._catalog = catalog
         self._image = catalog.image
         self._tablets = tablets
         self._locations = locations
         self._producers = producers
         self._connect = connect
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._on_join = on_join
+        self._on_leave = on_leave
+        self._wal = wal
+        self._start = clock()
         self._sessions: dict[int, TabletSession] = {}
         self._task: asyncio.Task[None] | None = None
+        self._watches: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Check for silent servers from now on."""
-        work = repeat(CHECK_SECONDS, self.expire, "tablet_session_check_failed")
+        seconds = CHECK_SECONDS if self._wal is None else CHECK_SECONDS_SHARED
+        work = repeat(seconds, self.expire, "tablet_session_check_failed")
         self._task = asyncio.create_task(work, name="tablet-sessions")
 
     async def stop(self) -> None:
         """End every registration; requests under way to the servers fail."""
         await end(self._task)
+        for watch in tuple(self._watches):
+            await end(watch)
         for session in self._sessions.values():
             session.tablet.end()
 
@@ -102,6 +140,7 @@ class Registrations:
     ) -> m.RegisterTabletServerResponse:
         """REGISTER_TABLET_SERVER (30000): the answer carries the image and all replicas."""
         node = _node_of(request)
+        self._check_durability(request)
         before = self._sessions.get(node.node_id)
         if before is not None:
             if before.node != node:
@@ -113,6 +152,9 @@ class Registrations:
                 )
             # At once, not in turn: a change that waits for the old process must not hold us up.
             before.tablet.end()
+        if self._wal is not None:
+            self._wait_for_lookups(self._wal, request)
+            await self._wal.end(node.node_id)  # not in turn: the location may be slow
         response = await self._catalog.exclusive(partial(self._join, node))
         log.info("tablet_registered", server_id=node.node_id, epoch=response.server_epoch)
         self._on_join(node.node_id)
@@ -139,7 +181,7 @@ class Registrations:
                 f"tablet server {request.server_id} with epoch {request.server_epoch} is not "
                 f"registered; register again",
             )
-        session.seen_ms = self._clock_ms()
+        session.seen = self._clock()
         self._tablets.heard_of(request.server_id)
         self._report(request)
         known, locations = request.locations_version, self._locations.locations
@@ -174,11 +216,67 @@ class Registrations:
         reports = list(map(HealthReport.from_proto, request.location_reports))
         self._locations.add_reports(request.server_id, lambda: reports)
 
+    def _check_durability(self, request: m.RegisterTabletServerRequest) -> None:
+        """Raise `ConfigError` for a server that makes rows durable elsewhere than the others."""
+        if request.remote_durability != (self._wal is not None):
+            here, there = (REMOTE, LOCAL) if self._wal is not None else (LOCAL, REMOTE)
+            raise ConfigError(
+                f"zufluss.log.durability of tablet server {request.server_id} is {there}, but "
+                f"{here} at the coordinator; all servers of a cluster have the same value"
+            )
+
+    def _wait_for_lookups(self, wal: WalKeeper, request: m.RegisterTabletServerRequest) -> None:
+        """Have leaders wait for the lookups of the former process, unless it has ended."""
+        former = wal.book.live(request.server_id)
+        known = request.HasField("former_server_epoch")
+        if former is None or (known and request.former_server_epoch == former.session.server_epoch):
+            return
+        before = self._sessions.get(request.server_id)
+        wal.may_answer_until(self._start if before is None else before.seen)
+
     async def expire(self) -> None:
-        """Remove the servers that have been silent for too long."""
+        """Give up the servers that have been silent for too long."""
         for server_id, session in tuple(self._sessions.items()):
-            if self._silent(session):
-                await self._catalog.exclusive(partial(self._leave, server_id))
+            silent = self._clock() - session.seen
+            if silent > self._session_seconds:
+                await self._give_up(server_id, session)
+            elif self._wal is not None and silent > SUSPECT_LEASES * self._wal.lease_seconds:
+                self._watch(server_id, session)
+
+    @property
+    def _session_seconds(self) -> float:
+        """How long a server may be silent."""
+        wal = self._wal
+        return SESSION_SECONDS if wal is None else LEASES_PER_SESSION * wal.lease_seconds
+
+    def _watch(self, server_id: int, session: TabletSession) -> None:
+        """Look whether a server that missed a heartbeat has ended."""
+        if session.watched:
+            return
+        session.watched = True
+        watch = asyncio.create_task(self._give_up_if_refused(server_id, session))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _give_up_if_refused(self, server_id: int, session: TabletSession) -> None:
+        try:
+            for _ in range(REFUSALS):
+                if not await self._refuses(session.node):
+                    return
+                await pause(REFUSAL_SECONDS)
+            await self._give_up(server_id, session)
+        except Exception as problem:
+            log_failure("tablet_not_watched", problem)
+        finally:
+            session.watched = False
+
+    async def _refuses(self, node: ClusterNode) -> bool:
+        """Whether nobody listens at the address of a server."""
+        try:
+            await self._connect(node)
+        except NetworkError as problem:
+            return isinstance(problem.__cause__, ConnectionRefusedError)
+        return False
 
     async def _join(self, node: ClusterNode) -> m.RegisterTabletServerResponse:
         epoch, server_epoch = self._catalog.epoch, await self._catalog.next_server_epoch()
@@ -186,7 +284,8 @@ class Registrations:
         tablet = RemoteTablet(node.node_id, epoch, server_epoch, connect, TABLET_TIMEOUT_MS)
         self._tablets.detach(node.node_id)
         await self._announce(node.node_id, (node,))
-        self._sessions[node.node_id] = TabletSession(node, tablet, self._clock_ms())
+        session, replicas = await self._begin(node.node_id, server_epoch)
+        self._sessions[node.node_id] = TabletSession(node, tablet, self._clock())
         self._tablets.attach(node.node_id, tablet)
         producers = self._producers.of_server(node.node_id)
         return m.RegisterTabletServerResponse(
@@ -194,22 +293,48 @@ class Registrations:
             coordinator_epoch=epoch,
             cluster_id=self._catalog.cluster_id,
             metadata=codec.update_request(self._image.snapshot(), epoch, server_epoch),
-            replicas=map(replica_to_proto, assignments(self._image, node.node_id)),
+            replicas=map(replica_to_proto, replicas),
             locations=self._locations.locations.to_proto(),
             producers=await producer_messages(producers),
             configs=self._locations.configs_for_tablets.to_proto(),
+            wal_session=None if session is None else session_to_proto(session),
         )
 
-    async def _leave(self, server_id: int) -> None:
-        session = self._sessions.get(server_id)
-        if session is None or not self._silent(session):
+    async def _begin(
+        self, server_id: int, server_epoch: int
+    ) -> tuple[WalSession | None, list[ReplicaAssignment]]:
+        """Begin the session of a registration; the buckets that the server leads in it."""
+        if self._wal is None:
+            return None, assignments(self._image, server_id)
+        try:
+            session = await self._wal.begin(server_id, server_epoch)
+            changes = await self._wal.lead_again(server_id)
+        except BaseException:
+            await self._announce(server_id, ())
+            raise
+        await self._catalog.tell(changes)
+        return session, self._wal.assignments(server_id)
+
+    async def _give_up(self, server_id: int, session: TabletSession) -> None:
+        """Remove a server, unless it has registered again."""
+        if self._sessions.get(server_id) is not session:
             return
-        log.warning("tablet_silent", server_id=server_id, session=repr(session.tablet))
+        silent = self._clock() - session.seen
+        log.warning(
+            "tablet_silent", server_id=server_id, session=repr(session.tablet), seconds=silent
+        )
         del self._sessions[server_id]
-        session.tablet.end()
+        session.tablet.end()  # at once: a change of the catalog may wait for it
         self._tablets.detach(server_id)
         self._locations.remove_reports(server_id)
-        await self._announce(server_id, ())
+        if self._wal is not None:
+            self._wal.may_answer_until(session.seen)
+        await self._catalog.exclusive(partial(self._leave, server_id))
+
+    async def _leave(self, server_id: int) -> None:
+        if server_id not in self._sessions:
+            await self._announce(server_id, ())
+            self._on_leave()
 
     async def _announce(self, server_id: int, now: tuple[ClusterNode, ...]) -> None:
         """Replace one server in the image, here and at all other servers."""
@@ -217,9 +342,6 @@ class Registrations:
         nodes = NodesPut(self._image.coordinator, (*others, *now))
         self._image.apply([nodes])
         await self._tablets.update_metadata([nodes])
-
-    def _silent(self, session: TabletSession) -> bool:
-        return self._clock_ms() - session.seen_ms > SESSION_MS
 
 
 def _node_of(request: m.RegisterTabletServerRequest) -> ClusterNode:

@@ -69,6 +69,11 @@ from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.remote.lost import LostLocations
 from zufluss.coordinator.remote.sweep_service import SweepService
 from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.wal.book import REMOTE, SessionBook
+from zufluss.coordinator.wal.cleaner import WalCleaner
+from zufluss.coordinator.wal.keeper import WalKeeper
+from zufluss.coordinator.wal.service import WalService
+from zufluss.coordinator.wal.takeover import Takeovers
 from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files
 from zufluss.meta.api import MetaStore
@@ -106,6 +111,7 @@ class _State(NamedTuple):
     held_drops: HeldDrops
     locations: LocationRegistry
     producer_book: ProducerBook
+    sessions: SessionBook
 
 
 class Coordinator:
@@ -136,12 +142,17 @@ class Coordinator:
         self.lake_tables = base.lake_tables
         """Creates the lake tables of tables."""
         self.catalog = _catalog(base, state)
+        self.wal = _wal(base, state, self.catalog, reach)
+        """Sessions of the shared log; None where the disks of tablet servers have the logs."""
         self.lake = _lake(base, state)
         self.leases = _leases(base, state)
         interval_ms = conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
         self.lease_timer = LeaseTimer(state.lease_book, base.clock, interval_ms / 1000)
         holds = LeaseHolds(conf, self.leases, base.clock)
-        self.remote = _remote(base, state, self.catalog, self.lake, holds, reach)
+        self.remote = _remote(base, state, self.catalog, self.lake, holds, reach, self.wal)
+        self.wal_cleaner = None
+        if self.wal is not None:
+            self.wal_cleaner = WalCleaner(self.wal, base.expiry_ms, reach)
         self._sweeps = SweepService(self.remote.sweep, state.locations)
         self._inventory = _inventory(base, state, self.remote)
         self.lost_locations = LostLocations(
@@ -160,10 +171,16 @@ class Coordinator:
             base.store, base.ledger, conf, clock_ms, base.expiry_ms
         )
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
+        self.takeovers: Takeovers | None = None
+        """Gives buckets of lost servers to others; None without a shared log, or other servers."""
         self.registrations: Registrations | None = None
         """Tablet servers of other processes; None in a process with both roles."""
         if connect is not None:
             self.locations.add_reports(node.node_id, self.locations.storage.reports)
+            if self.wal is not None:
+                self.takeovers = Takeovers(
+                    self.wal, self.catalog, base.tablets, state.producer_book, reach
+                )
             self.registrations = self._registrations(base, state, connect)
         self.authority = base.authority
         self._clock_ms = clock_ms
@@ -175,8 +192,10 @@ class Coordinator:
             state.locations,
             state.producer_book,
             connect,
-            base.clock_ms,
+            base.clock,
             self._server_joined,
+            self.wal,
+            self._server_left,
         )
 
     @classmethod
@@ -218,7 +237,10 @@ class Coordinator:
             expiry_ms or clock_ms,
             LakeTableKeeper(live, creator),
         )
-        coordinator = cls(base, await _load(base), node, connect, (files or Files()).reach)
+        state = await _load(base)
+        coordinator = cls(base, state, node, connect, (files or Files()).reach)
+        if coordinator.wal is not None:
+            coordinator.wal.check_locations(state.locations.locations)
         await coordinator._start()
         return coordinator
 
@@ -232,6 +254,10 @@ class Coordinator:
         self.lost_locations.start()
         self.producers.book.start()
         self.producer_offsets.start()
+        if self.wal_cleaner is not None:
+            self.wal_cleaner.start()
+        if self.takeovers is not None:
+            self.takeovers.start()
         if self.registrations is not None:
             self.registrations.start()
 
@@ -242,10 +268,15 @@ class Coordinator:
         async def join() -> None:
             others = [n for n in self.image.tablets.values() if n.node_id != node.node_id]
             self.image.apply([NodesPut(self.image.coordinator, (*others, node))])
-            replicas = assignments(self.image, node.node_id)
+            session, replicas = None, assignments(self.image, node.node_id)
+            if self.wal is not None:
+                epoch = await self.catalog.next_server_epoch()
+                session = await self.wal.begin(node.node_id, epoch)
+                await self.catalog.tell(await self.wal.lead_again(node.node_id))
+                replicas = self.wal.assignments(node.node_id)
             producers = self.producers.book.of_server(node.node_id)
             await tablet.update_configs(self.locations.configs_for_tablets)
-            await tablet.assign(self.image, replicas, producers)
+            await tablet.assign(self.image, replicas, producers, session)
             self.tablets.attach(node.node_id, tablet)
 
         await self.catalog.exclusive(join)
@@ -256,6 +287,12 @@ class Coordinator:
         self.remote.snapshots.server_joined(server_id)
         self.producers.book.server_joined(server_id)
         self.partitions.start()
+        if self.takeovers is not None:
+            self.takeovers.joined(server_id)
+
+    def _server_left(self) -> None:
+        if self.takeovers is not None:
+            self.takeovers.left()
 
     def register(self, services: Services) -> None:
         """Attach every handler of the coordinator role; INIT_WRITER is `writer_ids`."""
@@ -294,12 +331,18 @@ class Coordinator:
         services.attach(self.producer_offsets)
         if self.registrations is not None:
             services.attach(self.registrations)
+        if self.wal is not None:
+            services.attach(WalService(self.wal, self.catalog.epoch))
 
     async def stop(self) -> None:
         """Finish the changes under way, and begin no more; the caller closes the store."""
         await self.partitions.stop()
         if self.registrations is not None:
             await self.registrations.stop()
+        if self.takeovers is not None:
+            await self.takeovers.stop()
+        if self.wal_cleaner is not None:
+            await self.wal_cleaner.stop()
         await self.producers.book.stop()
         await self.producer_offsets.stop()
         await self._sweeps.stop()
@@ -326,7 +369,17 @@ def _catalog(base: _Base, state: _State) -> Catalog:
         state.producer_book,
         base.lake_tables,
         base.clock_ms,
+        state.sessions.wal_of,
     )
+
+
+def _wal(
+    base: _Base, state: _State, catalog: Catalog, reach: Callable[[str], None]
+) -> WalKeeper | None:
+    if base.conf.get(options.ZUFLUSS_LOG_DURABILITY) != REMOTE:
+        return None
+    storage = state.locations.storage
+    return WalKeeper(base.conf, state.sessions, storage, catalog, base.clock, base.clock_ms, reach)
 
 
 def _lake(base: _Base, state: _State) -> LakeTables:
@@ -372,6 +425,7 @@ def _remote(
     lake: LakeTables,
     holds: LeaseHolds,
     reach: Callable[[str], None],
+    wal: WalKeeper | None,
 ) -> RemoteKeeper:
     return RemoteKeeper(
         base.conf,
@@ -388,6 +442,7 @@ def _remote(
         lake_offset=lake.offset,
         clock_ms=base.expiry_ms,
         reach=reach,
+        wal=wal,
     )
 
 
@@ -404,6 +459,10 @@ async def _load(base: _Base) -> _State:
     )
     lake_book = await LakeBook.open(base.store, base.ledger, base.image, base.changes)
     held_drops = HeldDrops()
+    sessions = await SessionBook.open(base.store, base.ledger)
+    has_tables = next(base.image.tables(), None) is not None
+    durability = base.conf.get(options.ZUFLUSS_LOG_DURABILITY)
+    await sessions.settle_durability(durability, has_tables=has_tables)
 
     def live_usage(first_location: int | None) -> dict[int, Usage]:
         return summed(
@@ -411,6 +470,7 @@ async def _load(base: _Base) -> _State:
                 remotes.live_usage(),
                 lake_book.live_usage(first_location),
                 held_drops.live_usage(),
+                sessions.live_usage(),
             ]
         )
 
@@ -433,4 +493,4 @@ async def _load(base: _Base) -> _State:
         base.conf,
         base.clock,
     )
-    return _State(remotes, lease_book, lake_book, held_drops, locations, producer_book)
+    return _State(remotes, lease_book, lake_book, held_drops, locations, producer_book, sessions)

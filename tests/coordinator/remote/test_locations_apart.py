@@ -24,7 +24,7 @@ from zufluss.cluster.remote import (
     remote_to_proto,
 )
 from zufluss.cluster.replicas import KvSnapshotOffset
-from zufluss.coordinator.registration import SESSION_MS
+from zufluss.coordinator.registration import SESSION_SECONDS
 from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import RemoteFile, Usage
@@ -124,7 +124,7 @@ async def test_heartbeats_tell_what_a_server_saw_until_it_leaves(apart: Apart) -
     found = await seen()
     assert found[TABLET.node_id] == [report]
     assert [each.location_id for each in found[COORDINATOR.node_id]] == [1, 2]
-    apart.clock.now_ms += SESSION_MS + 1
+    apart.seconds.now += SESSION_SECONDS + 1
     assert apart.coordinator.registrations is not None
     await apart.coordinator.registrations.expire()
     assert TABLET.node_id not in await seen()

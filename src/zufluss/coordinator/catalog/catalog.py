@@ -37,6 +37,7 @@ from zufluss.cluster.image import (
     DatabaseEntry,
     DatabaseGone,
     DatabasePut,
+    Holder,
     ImageChange,
     PartitionEntry,
     PartitionGone,
@@ -72,7 +73,7 @@ from zufluss.errors import (
     TableAlreadyExistError,
     TableNotExistError,
 )
-from zufluss.meta.api import VALUE_BYTES_MAX, Op
+from zufluss.meta.api import VALUE_BYTES_MAX, ConflictError, Op
 from zufluss.model import validation
 from zufluss.model.auto_partition import check_create_partition
 from zufluss.model.partition import check_spec, qualified_name, spec_of
@@ -92,7 +93,13 @@ DEFAULT_DATABASE = "fluss"
 DESCRIPTOR_BYTES_MAX = VALUE_BYTES_MAX - 10_000
 """Largest descriptor of a table or database: it fits one value together with the other fields."""
 
+HOLDERS_AT_ONCE = 500
+"""Tables and partitions whose bucket states change in one transaction."""
+
 T = TypeVar("T")
+
+_StatesOf = tuple[tuple[int, int | None], dict[int, BucketState]]
+"""Ids of a table and partition, and new states by bucket number."""
 
 
 class _LakeFirst(Exception):
@@ -113,8 +120,13 @@ class Catalog:
         producers: ProducerBook,
         lake_tables: LakeTableKeeper,
         clock_ms: Callable[[], int],
+        wal_of: Callable[[int], int | None] = lambda server_id: None,
     ) -> None:
-        """`image` is loaded from the store already; `changes` gets every change of the catalog."""
+        """`image` is loaded from the store already; `changes` gets every change of the catalog.
+
+        `wal_of` returns the session of the shared log that new buckets of a server begin in, None
+        without a shared log.
+        """
         self.image = image
         self.cluster_id = ledger.cluster_id
         """The id of the cluster, created with its store."""
@@ -129,7 +141,10 @@ class Catalog:
         self._producers = producers
         self._lake_tables = lake_tables
         self._clock_ms = clock_ms
+        self._wal_of = wal_of
         self._lock = asyncio.Lock()
+        self._states = asyncio.Lock()
+        """Held while states of buckets are decided on, stored and applied."""
         self._tasks = PendingTasks("catalog")
 
     async def create_default_database(self) -> None:
@@ -380,6 +395,8 @@ class Catalog:
             if after is before:
                 return before
             await self.ledger.commit(records.alter_table(before, after))
+            present = self.image.table(path).buckets  # their states change at any time
+            after = replace(after, buckets=present)
             await self._publish([TablePut(after)])
             log.info("table_altered", table=str(path), schema_id=after.info.schema_id)
             return after
@@ -526,6 +543,72 @@ class Catalog:
         """
         return (await self.ledger.take(records.SERVER_EPOCH_COUNTER, 1))[0] + 1
 
+    # Buckets
+
+    async def change_states(
+        self, decide: Callable[[], Mapping[TableBucket, BucketState]]
+    ) -> tuple[list[TableBucket], list[ImageChange]]:
+        """Replace the states of buckets by those that `decide` returns for the present image.
+
+        Returns the buckets that have their new state, and the changes, which `tell` sends to others
+        if leaders are among them. Buckets that are dropped meanwhile are left out. This needs not
+        be exclusive: it takes turns with itself only.
+        """
+        done: list[TableBucket] = []
+        changes: list[ImageChange] = []
+        async with self._states:
+            by_holder: dict[tuple[int, int | None], dict[int, BucketState]] = {}
+            for bucket, state in decide().items():
+                by_holder.setdefault(bucket[:2], {})[bucket.bucket_id] = state
+            waiting = list(by_holder.items())
+            while waiting:
+                portion, waiting = waiting[:HOLDERS_AT_ONCE], waiting[HOLDERS_AT_ONCE:]
+                for ids, states in await self._put_states(portion):
+                    done += [TableBucket(*ids, number) for number in states]
+                    changes += self._apply_states(ids, states)
+                await asyncio.sleep(0)
+        return done, changes
+
+    async def _put_states(self, portion: list[_StatesOf]) -> list[_StatesOf]:
+        """Store the states of some tables and partitions; returns those that were there."""
+        while portion:
+            entries = [self._with_states(*each) for each in portion]
+            portion = [each for each, e in zip(portion, entries, strict=True) if e is not None]
+            ops = [records.put_buckets(entry) for entry in entries if entry is not None]
+            try:
+                await self.ledger.commit(ops)
+                return portion
+            except ConflictError as conflict:  # dropped, which the image does not know yet
+                portion = portion[: conflict.index - 1] + portion[conflict.index :]
+        return []
+
+    def _apply_states(
+        self, ids: tuple[int, int | None], states: Mapping[int, BucketState]
+    ) -> list[ImageChange]:
+        entry = self._with_states(ids, states)
+        if entry is None:
+            return []
+        put = TablePut(entry) if isinstance(entry, TableEntry) else PartitionPut(entry)
+        self.image.apply([put])
+        return [put]
+
+    def _with_states(
+        self, ids: tuple[int, int | None], states: Mapping[int, BucketState]
+    ) -> Holder | None:
+        """The present table or partition with other states of its buckets; None if it is gone."""
+        holder = self.image.holder(TableBucket(*ids, 0))
+        if holder is None:
+            return None
+        return replace(
+            holder,
+            buckets=tuple(states.get(i, state) for i, state in enumerate(holder.buckets)),
+        )
+
+    async def tell(self, changes: Sequence[ImageChange]) -> None:
+        """Tell all who follow the catalog of changes that were applied."""
+        self._changes.publish(changes)
+        await self._tablets.update_metadata(changes)
+
     # Steps of a change
 
     async def exclusive(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -542,8 +625,7 @@ class Catalog:
 
     async def _publish(self, changes: Sequence[ImageChange]) -> None:
         self.image.apply(changes)
-        self._changes.publish(changes)
-        await self._tablets.update_metadata(changes)
+        await self.tell(changes)
 
     async def _start(
         self, replicas: Sequence[ReplicaAssignment], undo: Callable[[], Awaitable[None]]
@@ -558,7 +640,10 @@ class Catalog:
 
     def _place(self, info: TableInfo) -> tuple[BucketState, ...]:
         nodes = self.image.tablets.values()
-        return place(info.bucket_count, self._tablets.answering(nodes) or nodes, self.image.leaders)
+        answering = self._tablets.answering(nodes) or nodes
+        states = place(info.bucket_count, answering, self.image.leaders)
+        wals = {server: self._wal_of(server) for server in {state.leader for state in states}}
+        return tuple(replace(state, wal=wals[state.leader]) for state in states)
 
     async def _somewhere(self, create: Callable[[], Awaitable[T]]) -> T:
         """Create buckets, again at the other servers if one of those chosen turns out to be gone.

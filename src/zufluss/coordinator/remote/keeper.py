@@ -15,10 +15,10 @@ In one process with both roles this is the tablet server's `RemoteGateway`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from zufluss.cluster.image import ImageChange
-from zufluss.cluster.remote import BucketRemote, ManifestCommit
+from zufluss.cluster.remote import BucketRemote, ManifestCommit, WalCommits
+from zufluss.cluster.wal import Takeover, WalSession
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.bucket_remotes import BucketRemotes
@@ -32,12 +32,10 @@ from zufluss.coordinator.remote.manifests import LogManifests
 from zufluss.coordinator.remote.service import RemoteService
 from zufluss.coordinator.remote.sweep import Sweep
 from zufluss.coordinator.tablets import Tablets
+from zufluss.errors import ConfigError
 from zufluss.meta.api import MetaStore
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.storage import RemoteStorage
-
-if TYPE_CHECKING:
-    pass
 
 
 class RemoteKeeper:
@@ -60,6 +58,7 @@ class RemoteKeeper:
         lake_offset: Callable[[TablePath, TableBucket], Awaitable[int]],
         clock_ms: Callable[[], int],
         reach: Callable[[str], None],
+        wal: WalCommits | None = None,
     ) -> None:
         """`drops_over` waits for drops of the catalog; `lake_offset` is `LakeTables.offset`."""
         self.remotes = remotes
@@ -91,6 +90,7 @@ class RemoteKeeper:
         self._leases = leases
         self._storage = storage
         self._lake_offset = lake_offset
+        self._wal = wal
 
     async def start(self) -> None:
         """Go on with deletions of before, and sweep from now on."""
@@ -132,3 +132,21 @@ class RemoteKeeper:
     async def lake_offset(self, path: TablePath, bucket: TableBucket) -> int:
         """The offset up to which the lake has all rows of a bucket; 0 where it has none."""
         return await self._lake_offset(path, bucket)
+
+    async def commit_takeovers(
+        self, session: WalSession, takeovers: Sequence[Takeover]
+    ) -> set[TableBucket]:
+        """Note that a session of the shared log has the end of buckets; returns which of them."""
+        return await self._shared_log().commit_takeovers(session, takeovers)
+
+    async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
+        """Note that objects of a session below a number are not needed any more."""
+        await self._shared_log().commit_wal_floor(session, floor)
+
+    def _shared_log(self) -> WalCommits:
+        if self._wal is None:
+            raise ConfigError(
+                f"{options.ZUFLUSS_LOG_DURABILITY.key} of this cluster is local, so it has no "
+                "shared log"
+            )
+        return self._wal

@@ -1,0 +1,213 @@
+"""Sessions of the shared log: begun with registrations, sealed before anybody takes over.
+
+The invariant on which everything rests: what is acknowledged of a bucket is what the segments of
+its manifest have, and behind them the entries of one session, `BucketState.wal`, from its floor to
+its end. That session is live and its leader's own, or it has ended.
+
+| step | what changes |
+|---|---|
+| a server registers | its former sessions are closed and sealed; a new one begins; its buckets get the next leader epoch, so that nothing its former process has under way counts |
+| a server is lost | its session is closed and sealed; its buckets get other leaders (`takeover.py`) |
+| a leader has copied the end of a bucket into its session | `wal` names that session, if its leader epoch is still the bucket's |
+
+**Lookups of a former leader** end by themselves (`tablet/shared/lease.py`): so long after the last
+heartbeat that was confirmed. Whoever takes over is told how long that may still be, unless the
+former process is known to have ended.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
+from zufluss.cluster.replicas import ReplicaAssignment
+from zufluss.cluster.wal import Takeover, WalSession, WalSource
+from zufluss.config import options
+from zufluss.config.load import Configuration
+from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.wal.book import REMOTE, SessionBook, SessionRecord
+from zufluss.errors import ConfigError
+from zufluss.log.shared.api import Session
+from zufluss.log.shared.objects import ObjectLog
+from zufluss.log.shared.store import WalSettings
+from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.remote.locations import AdminState, Locations
+from zufluss.remote.marked import MarkedObjects
+from zufluss.remote.storage import RemoteStorage
+
+log = structlog.get_logger(__name__)
+
+
+class WalKeeper:
+    """Begins and ends sessions, and knows which of them has the end of each bucket."""
+
+    def __init__(
+        self,
+        conf: Configuration,
+        book: SessionBook,
+        storage: RemoteStorage,
+        catalog: Catalog,
+        clock: Callable[[], float],
+        clock_ms: Callable[[], int],
+        reach: Callable[[str], None],
+    ) -> None:
+        """`clock` never jumps; `reach` is told the name of each step, where tests kill."""
+        self.book = book
+        self.lease_seconds = conf.get(options.ZUFLUSS_LOOKUP_LEASE) / 1000
+        """How long a server answers lookups after a heartbeat."""
+        self.image: ClusterImage = catalog.image
+        self.clock = clock
+        self._storage = storage
+        self._catalog = catalog
+        self._clock_ms = clock_ms
+        self._reach = reach
+        self._lookups_end = -float("inf")
+        self._ending = asyncio.Lock()
+
+    def check_locations(self, locations: Locations) -> None:
+        """Raise `ConfigError` unless sessions have a place."""
+        if not locations.explicit:
+            raise ConfigError(
+                f"{options.ZUFLUSS_LOG_DURABILITY.key} = {REMOTE} keeps acknowledged rows in "
+                f"remote storage, and no location is configured; set "
+                f"{options.REMOTE_DATA_DIR.key} to an object store or a mounted directory"
+            )
+
+    # Sessions
+
+    async def begin(self, server_id: int, server_epoch: int) -> WalSession:
+        """Begin the session of a registration, once the former ones have been sealed."""
+        await self.end(server_id)
+        session = WalSession(server_id, server_epoch, self._location())
+        await self.book.begin(session)
+        return session
+
+    async def end(self, server_id: int) -> None:
+        """Find out where the sessions of a server ended; none of them can go on then.
+
+        `RemoteStorageError` if a location does not answer: nobody can take over then.
+        """
+        await self.end_sessions([record.session for record in self.book.unsealed(server_id)])
+
+    async def end_sessions(self, sessions: Sequence[WalSession]) -> None:
+        """Find out where sessions ended; others of the same servers, which began since, go on."""
+        for session in sessions:
+            async with self._ending:
+                record = self.book.get(session.server_epoch)
+                if record is not None and not record.has_ended:
+                    await self._end(session)
+
+    async def _end(self, session: WalSession) -> None:
+        self._reach("wal-close")
+        record = await self.book.begin_to_close(session)
+        epoch = self._catalog.epoch
+        self._reach("wal-seal")
+        end = await self.shared_log(session).seal(self.name(session), record.floor, epoch)
+        self._reach("wal-sealed")
+        await self.book.seal(session, end, self._clock_ms())
+
+    def may_answer_until(self, confirmed: float) -> None:
+        """A former leader was confirmed last at this time: it may answer lookups a while longer."""
+        self._lookups_end = max(self._lookups_end, confirmed + self.lease_seconds)
+
+    def name(self, session: WalSession) -> Session:
+        """A session as the shared log knows it."""
+        cluster_id = self._storage.cluster_id
+        assert cluster_id is not None
+        return Session(cluster_id, session.server_id, session.server_epoch)
+
+    def shared_log(self, session: WalSession) -> ObjectLog:
+        """The shared log that has a session."""
+        return ObjectLog(MarkedObjects(self._storage, session.location_id), WalSettings())
+
+    def _location(self) -> int:
+        """The first location that takes new files."""
+        live = self._storage.locations.live
+        active = [x for x in live if x.state is AdminState.ACTIVE]
+        return (active or list(live))[0].location_id
+
+    # Buckets
+
+    async def lead_again(self, server_id: int) -> list[ImageChange]:
+        """Begin the next leader epoch of all buckets of a server that registers; exclusive."""
+
+        def next_epochs() -> Mapping[TableBucket, BucketState]:
+            return {b: led_by(s, server_id) for _, b, s in self.led(server_id)}
+
+        _, changes = await self._catalog.change_states(next_epochs)
+        return changes
+
+    def led(self, server_id: int) -> list[tuple[PhysicalTablePath, TableBucket, BucketState]]:
+        """All buckets that a server leads."""
+        if not self.image.leaders[server_id]:
+            return []
+        return [each for each in self.image.buckets() if each[2].leader == server_id]
+
+    def assignments(self, server_id: int) -> list[ReplicaAssignment]:
+        """The buckets of a server whose session has begun, as orders."""
+        return [self.order(*each) for each in self.led(server_id)]
+
+    def order(
+        self, path: PhysicalTablePath, bucket: TableBucket, state: BucketState
+    ) -> ReplicaAssignment:
+        """The order to lead a bucket, with where its end is."""
+        lease_ms = max(0, round((self._lookups_end - self.clock()) * 1000))
+        return ReplicaAssignment(bucket, path, state, self._source(state), lease_ms)
+
+    def _source(self, state: BucketState) -> WalSource | None:
+        """The session that has the end of a bucket; None if it is its leader's own."""
+        assert state.wal is not None
+        live = self.book.live(state.leader)
+        if live is not None and live.session.server_epoch == state.wal:
+            return None
+        return self.book.source(state.wal)
+
+    async def commit_takeovers(
+        self, session: WalSession, takeovers: Sequence[Takeover]
+    ) -> set[TableBucket]:
+        """Note that a live session has the end of buckets; returns which of them."""
+        epochs = {each.bucket: each.leader_epoch for each in takeovers}
+        own = (session.server_id, session.server_epoch)
+
+        def taken_over() -> Mapping[TableBucket, BucketState]:
+            self.book.check_live(session)
+            states = {bucket: self.image.bucket_state(bucket) for bucket in epochs}
+            return {
+                bucket: replace(state, wal=own[1], bucket_epoch=state.bucket_epoch + 1)
+                for bucket, state in states.items()
+                if state is not None
+                and (state.leader, state.leader_epoch) == (own[0], epochs[bucket])
+            }
+
+        self._reach("wal-takeover")
+        done, _ = await self._catalog.change_states(taken_over)
+        self._reach("wal-taken-over")
+        return set(done)
+
+    async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
+        """Note that objects of a live session below a number are not needed any more."""
+        await self.book.raise_floor(session, floor)
+
+    def needed(self) -> set[int]:
+        """The sessions that have the end of some bucket."""
+        return {state.wal for _, _, state in self.image.buckets() if state.wal is not None}
+
+    def ended(self) -> list[SessionRecord]:
+        """All sessions that have ended."""
+        return [record for record in self.book if record.has_ended]
+
+
+def led_by(state: BucketState, server_id: int) -> BucketState:
+    """The state of a bucket that a server leads from now on, in a new epoch."""
+    return replace(
+        state,
+        replicas=(server_id,),
+        leader=server_id,
+        leader_epoch=state.leader_epoch + 1,
+        isr=(server_id,),
+        bucket_epoch=state.bucket_epoch + 1,
+    )

@@ -1,0 +1,40 @@
+"""Handlers of the calls with which tablet servers continue and trim the shared log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zufluss.cluster.remote import WalCommits
+from zufluss.cluster.wal import session_from_proto, takeover_from_proto
+from zufluss.coordinator.remote.checks import check_epoch
+from zufluss.wire import messages as m
+from zufluss.wire.tables import bucket_to_proto
+
+if TYPE_CHECKING:
+    from zufluss.net.services import RequestContext
+
+
+class WalService:
+    """COMMIT_TAKEOVERS and COMMIT_WAL_FLOOR."""
+
+    def __init__(self, commits: WalCommits, epoch: int) -> None:
+        """`epoch` is the coordinator's."""
+        self._commits = commits
+        self._epoch = epoch
+
+    async def commit_takeovers(
+        self, request: m.CommitTakeoversRequest, ctx: RequestContext
+    ) -> m.CommitTakeoversResponse:
+        """COMMIT_TAKEOVERS (30007)."""
+        check_epoch(request.coordinator_epoch, self._epoch)
+        takeovers = list(map(takeover_from_proto, request.takeovers))
+        done = await self._commits.commit_takeovers(session_from_proto(request.session), takeovers)
+        return m.CommitTakeoversResponse(committed=map(bucket_to_proto, done))
+
+    async def commit_wal_floor(
+        self, request: m.CommitWalFloorRequest, ctx: RequestContext
+    ) -> m.CommitWalFloorResponse:
+        """COMMIT_WAL_FLOOR (30008)."""
+        check_epoch(request.coordinator_epoch, self._epoch)
+        await self._commits.commit_wal_floor(session_from_proto(request.session), request.floor)
+        return m.CommitWalFloorResponse()

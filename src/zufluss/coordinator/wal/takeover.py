@@ -1,0 +1,175 @@
+"""Buckets of lost tablet servers get other leaders.
+
+A server is lost when it leads buckets, or has a session that has not ended, and is not registered.
+Nothing of this is noted anywhere else, so a coordinator that starts goes on where the one before
+stopped; servers that it has not seen yet have `RETURN_SECONDS` to come back by themselves.
+
+| step | what | if it fails or the coordinator dies here |
+|---|---|---|
+| 1 | its session is closed and sealed (`keeper.py`) | the next round does it again |
+| 2 | its buckets get new leaders, in transactions by table and partition; the session stays their source | those that have none yet get one in the next round |
+| 3 | the new leaders get orders | an order is sent again until it arrives, or its leader registers anew |
+
+The new leaders read the session, continue it in their own, and commit that. With no other server
+there, the buckets wait for the first that registers.
+"""  # noqa: E501 - a table row does not wrap
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from zufluss.cluster.image import BucketState
+from zufluss.cluster.replicas import ReplicaAssignment
+from zufluss.cluster.wal import WalSession
+from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.catalog.placement import place
+from zufluss.coordinator.producers.book import ProducerBook
+from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.wal.keeper import WalKeeper, led_by
+from zufluss.errors import ZuflussError
+from zufluss.model.table import TableBucket
+from zufluss.periodic import log_failure, pause
+from zufluss.tasks import end
+
+log = structlog.get_logger(__name__)
+
+RETURN_SECONDS: Final = 30.0
+"""So long after the start of the coordinator its servers may come back by themselves."""
+RETRY_SECONDS: Final = 1.0
+"""Pause between two rounds while something is left to do."""
+
+
+class Takeovers:
+    """Gives the buckets of lost servers to others."""
+
+    def __init__(
+        self,
+        keeper: WalKeeper,
+        catalog: Catalog,
+        tablets: Tablets,
+        producers: ProducerBook,
+        reach: Callable[[str], None],
+    ) -> None:
+        self.count = 0
+        """Buckets that got another leader."""
+        self._keeper = keeper
+        self._image = keeper.image
+        self._catalog = catalog
+        self._tablets = tablets
+        self._producers = producers
+        self._reach = reach
+        self._seen: set[int] = set()
+        """Servers that have registered with this coordinator."""
+        self._unseen_until = keeper.clock() + RETURN_SECONDS
+        self._orders: dict[TableBucket, ReplicaAssignment] = {}
+        """Orders that have not arrived yet."""
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Take over from now on."""
+        self._task = asyncio.create_task(self._run(), name="takeovers")
+
+    async def stop(self) -> None:
+        """Stop; the next coordinator goes on."""
+        await end(self._task)
+
+    def joined(self, server_id: int) -> None:
+        """A server has registered: it has its orders, and may get buckets of others."""
+        self._seen.add(server_id)
+        for bucket in [b for b, order in self._orders.items() if order.state.leader == server_id]:
+            del self._orders[bucket]
+        self._wake.set()
+
+    def left(self) -> None:
+        """A server was lost."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            for server_id, sessions in self._lost().items():
+                try:
+                    await self._take_over(server_id, sessions)
+                except Exception as problem:
+                    log_failure("take_over_failed", problem)
+            await self._send()
+            await pause(RETRY_SECONDS, self._wake)
+
+    def _lost(self) -> dict[int, list[WalSession]]:
+        """The servers whose buckets or sessions nobody looks after, with these sessions."""
+        sessions: dict[int, list[WalSession]] = {}
+        for server_id, count in self._image.leaders.items():
+            if count > 0:
+                sessions[server_id] = []
+        for record in self._keeper.book:
+            if not record.has_ended:
+                sessions.setdefault(record.session.server_id, []).append(record.session)
+        there = set(self._image.tablets)
+        if self._keeper.clock() < self._unseen_until:
+            there |= sessions.keys() - self._seen
+        return {i: sessions[i] for i in sorted(sessions.keys() - there)}
+
+    async def _take_over(self, server_id: int, sessions: Sequence[WalSession]) -> None:
+        await self._keeper.end_sessions(sessions)
+        if self._image.leaders[server_id]:
+            await self._catalog.exclusive(lambda: self._assign(server_id))
+
+    async def _assign(self, server_id: int) -> None:
+        """Give the buckets of a lost server to those that are there."""
+        nodes = self._tablets.answering(self._image.tablets.values())
+        if not nodes or server_id in self._image.tablets:  # it has come back
+            return
+        leaders: Counter[int] = Counter(self._image.leaders)
+
+        def other_leaders() -> Mapping[TableBucket, BucketState]:
+            owners: dict[tuple[int, int | None], list[tuple[TableBucket, BucketState]]] = {}
+            for _, bucket, state in self._keeper.led(server_id):
+                owners.setdefault(bucket[:2], []).append((bucket, state))
+            states: dict[TableBucket, BucketState] = {}
+            for owned in owners.values():
+                placed = place(len(owned), nodes, leaders)
+                for (bucket, state), new in zip(owned, placed, strict=True):
+                    states[bucket] = led_by(state, new.leader)
+                    leaders[new.leader] += 1
+            return states
+
+        self._reach("wal-assign")
+        done, changes = await self._catalog.change_states(other_leaders)
+        self._reach("wal-assigned")
+        await self._catalog.tell(changes)
+        taken = set(done)
+        orders = [self._keeper.order(*each) for each in self._image.buckets() if each[1] in taken]
+        self._orders |= {order.table_bucket: order for order in orders}
+        self.count += len(orders)
+        log.warning("buckets_taken_over", lost_server=server_id, buckets=len(orders))
+
+    async def _send(self) -> None:
+        """Send the orders that have not arrived."""
+
+        async def send() -> None:
+            for bucket, order in list(self._orders.items()):
+                if self._image.bucket_state(bucket) != order.state:
+                    del self._orders[bucket]  # dropped, or another server leads it by now
+            for server_id in {order.state.leader for order in self._orders.values()}:
+                orders = [x for x in self._orders.values() if x.state.leader == server_id]
+                tables = {order.table_bucket.table_id for order in orders}
+                producers = filter(None, map(self._producers.of_table, tables))
+                try:
+                    await self._tablets.start_replicas(orders, tuple(producers))
+                except ZuflussError as problem:
+                    log_failure("take_over_not_ordered", problem)
+                else:
+                    for order in orders:
+                        del self._orders[order.table_bucket]
+
+        if self._orders:
+            await self._catalog.exclusive(send)
+
+    def __repr__(self) -> str:
+        return f"Takeovers({self.count} buckets, {len(self._orders)} orders to send)"
