@@ -482,7 +482,7 @@ async def _serve_tablet_until(
         replaced=stop.set,
         session=tablet.session_terms(),
     )
-    tablet.rejoin = link.join
+    tablet.rejoin = link.rejoin
     link.register(services)
     shown.pulse.watch(coordinator_state(link))
     shown.pulse.watch(buckets_state(tablet))

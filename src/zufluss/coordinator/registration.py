@@ -84,6 +84,13 @@ class TabletSession:
     """When its last heartbeat arrived, on a clock that never jumps."""
     watched: bool = False
     """Whether somebody looks if its address refuses connections."""
+    replaced: bool = False
+    """Whether a process registers with its id: another one, or itself."""
+
+    def is_followed(self, server_epoch: int) -> bool:
+        """Whether a process has registered, or does so now, after the one with this epoch."""
+        own = self.tablet.server_epoch
+        return 0 < server_epoch < own or (self.replaced and server_epoch == own)
 
 
 class Registrations:
@@ -116,7 +123,6 @@ class Registrations:
         self._on_join = on_join
         self._on_leave = on_leave
         self._wal = wal
-        self._start = clock()
         self._sessions: dict[int, TabletSession] = {}
         self._task: asyncio.Task[None] | None = None
         self._watches: set[asyncio.Task[None]] = set()
@@ -152,8 +158,9 @@ class Registrations:
                 )
             # At once, not in turn: a change that waits for the old process must not hold us up.
             before.tablet.end()
+            before.replaced = True
         if self._wal is not None:
-            self._wait_for_lookups(self._wal, request)
+            self._note_former(self._wal, request)
             await self._wal.end(node.node_id)  # not in turn: the location may be slow
         response = await self._catalog.exclusive(partial(self._join, node))
         log.info("tablet_registered", server_id=node.node_id, epoch=response.server_epoch)
@@ -169,7 +176,7 @@ class Registrations:
         register again then: the two would take turns.
         """
         session = self._sessions.get(request.server_id)
-        if session is not None and 0 < request.server_epoch < session.tablet.server_epoch:
+        if session is not None and session.is_followed(request.server_epoch):
             raise error(
                 ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
                 f"another process registered as tablet server {request.server_id} after this one, "
@@ -225,14 +232,13 @@ class Registrations:
                 f"{here} at the coordinator; all servers of a cluster have the same value"
             )
 
-    def _wait_for_lookups(self, wal: WalKeeper, request: m.RegisterTabletServerRequest) -> None:
-        """Have leaders wait for the lookups of the former process, unless it has ended."""
-        former = wal.book.live(request.server_id)
-        known = request.HasField("former_server_epoch")
-        if former is None or (known and request.former_server_epoch == former.session.server_epoch):
-            return
+    def _note_former(self, wal: WalKeeper, request: m.RegisterTabletServerRequest) -> None:
+        """Note until when the former process of a server may answer lookups."""
         before = self._sessions.get(request.server_id)
-        wal.may_answer_until(self._start if before is None else before.seen)
+        if before is not None:
+            wal.confirmed(before.tablet.server_epoch, before.seen)
+        if request.HasField("former_server_epoch"):
+            wal.process_ended(request.former_server_epoch)
 
     async def expire(self) -> None:
         """Give up the servers that have been silent for too long."""
@@ -328,7 +334,7 @@ class Registrations:
         self._tablets.detach(server_id)
         self._locations.remove_reports(server_id)
         if self._wal is not None:
-            self._wal.may_answer_until(session.seen)
+            self._wal.confirmed(session.tablet.server_epoch, session.seen)
         await self._catalog.exclusive(partial(self._leave, server_id))
 
     async def _leave(self, server_id: int) -> None:

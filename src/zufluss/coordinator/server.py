@@ -270,6 +270,8 @@ class Coordinator:
             self.image.apply([NodesPut(self.image.coordinator, (*others, node))])
             session, replicas = None, assignments(self.image, node.node_id)
             if self.wal is not None:
+                for former in self.wal.book.of(node.node_id):
+                    self.wal.process_ended(former.session.server_epoch)
                 epoch = await self.catalog.next_server_epoch()
                 session = await self.wal.begin(node.node_id, epoch)
                 await self.catalog.tell(await self.wal.lead_again(node.node_id))

@@ -164,7 +164,9 @@ class CoordinatorLink:
             if self.server_epoch not in (before, NOT_REGISTERED):
                 return
             self.server_epoch = NOT_REGISTERED
-            asked = self._session.lease.clock() if self._session is not None else 0.0
+            if self._session is not None:
+                self._session.lease.end()
+            asked = self._asked()
             answer = await self._coordinator.call(ApiKey.REGISTER_TABLET_SERVER, request)
             self._check_cluster(answer.cluster_id)
             if self._session is not None:
@@ -200,6 +202,20 @@ class CoordinatorLink:
                 raise
             await self.join()
 
+    async def rejoin(self) -> None:
+        """Register again because the session was ended, unless another process has this id now."""
+        try:
+            await self._beat()
+        except ZuflussError as problem:
+            if problem.code is not ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
+                raise
+        if self.replacement is None:
+            await self.join()
+
+    def _asked(self) -> float:
+        """The time before a confirmation is asked for, by the clock of the lease."""
+        return self._session.lease.clock() if self._session is not None else 0.0
+
     async def _beat(self) -> None:
         request = m.TabletHeartbeatRequest(
             server_id=self._node.node_id,
@@ -208,12 +224,14 @@ class CoordinatorLink:
             locations_version=self._locations_version,
             configs_version=self._configs_version,
         )
-        asked = self._session.lease.clock() if self._session is not None else 0.0
+        asked = self._asked()
         try:
             answer = await self._coordinator.call(ApiKey.TABLET_HEARTBEAT, request)
         except ZuflussError as problem:
             if problem.code is not ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION:
                 raise
+            if request.server_epoch != self.server_epoch:
+                return  # it is this process that registers
             log.error("replaced", server_id=self._node.node_id, reason=problem.message)
             self.replacement = problem
             self._replaced()

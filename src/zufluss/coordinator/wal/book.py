@@ -160,9 +160,9 @@ class SessionBook:
             )
         return record.session.server_epoch
 
-    def unsealed(self, server_id: int) -> list[SessionRecord]:
-        """Sessions of a server whose end is not known."""
-        return [x for x in self if x.session.server_id == server_id and not x.has_ended]
+    def of(self, server_id: int) -> list[SessionRecord]:
+        """All sessions of a server."""
+        return [record for record in self if record.session.server_id == server_id]
 
     def check_live(self, session: WalSession) -> SessionRecord:
         """Return the record of a live session; `NotLeaderError` for another one."""

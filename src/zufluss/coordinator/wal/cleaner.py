@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from zufluss.coordinator.wal.book import SessionRecord, State
+from zufluss.coordinator.wal.book import SessionRecord
 from zufluss.coordinator.wal.keeper import WalKeeper
 from zufluss.errors import ZuflussError
 from zufluss.periodic import log_failure, repeat
@@ -59,19 +59,14 @@ class WalCleaner:
 
     async def clean(self) -> None:
         """Delete what nobody needs."""
-        ended = self._keeper.ended()
-        needed = self._keeper.needed() if ended else set()
-        for record in ended:
-            if record.session.server_epoch not in needed:
-                try:
-                    await self._clean(record)
-                except ZuflussError as problem:
-                    log_failure("wal_session_not_cleaned", problem)
+        for record in await self._keeper.release_unused():
+            try:
+                await self._clean(record)
+            except ZuflussError as problem:
+                log_failure("wal_session_not_cleaned", problem)
 
     async def _clean(self, record: SessionRecord) -> None:
         session, epoch = record.session, record.session.server_epoch
-        if record.state is State.SEALED:
-            await self._keeper.book.release(session)
         self._reach("wal-delete")
         shared = self._keeper.shared_log(session)
         if epoch not in self._deleted:
@@ -80,6 +75,6 @@ class WalCleaner:
             log.info("wal_session_deleted", server_epoch=epoch, objects=count)
         if self._clock_ms() - record.ended_ms > SEALS_KEPT_DAYS * DAY_MS:
             await shared.forget(self._keeper.name(session))
-            await self._keeper.book.forget(session)
+            await self._keeper.forget(session)
             self._deleted.discard(epoch)
             log.info("wal_session_forgotten", directory=session_directory(epoch))

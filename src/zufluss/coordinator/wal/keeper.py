@@ -10,14 +10,16 @@ its end. That session is live and its leader's own, or it has ended.
 | a server is lost | its session is closed and sealed; its buckets get other leaders (`takeover.py`) |
 | a leader has copied the end of a bucket into its session | `wal` names that session, if its leader epoch is still the bucket's |
 
-**Lookups of a former leader** end by themselves (`tablet/shared/lease.py`): so long after the last
-heartbeat that was confirmed. Whoever takes over is told how long that may still be, unless the
-former process is known to have ended.
+**Lookups of a former leader** end by themselves (`tablet/shared/lease.py`), some time after the last
+heartbeat that was confirmed. A new leader is told how long that may still be: not at all if the
+former process has ended, and a whole lease from the start of a coordinator that has not heard of
+it.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -29,7 +31,7 @@ from zufluss.cluster.wal import Takeover, WalSession, WalSource
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog.catalog import Catalog
-from zufluss.coordinator.wal.book import REMOTE, SessionBook, SessionRecord
+from zufluss.coordinator.wal.book import REMOTE, SessionBook, SessionRecord, State
 from zufluss.errors import ConfigError
 from zufluss.log.shared.api import Session
 from zufluss.log.shared.objects import ObjectLog
@@ -65,7 +67,9 @@ class WalKeeper:
         self._catalog = catalog
         self._clock_ms = clock_ms
         self._reach = reach
-        self._lookups_end = -float("inf")
+        self._start = clock()
+        self._confirmed: dict[int, float] = {}
+        """When sessions that have ended were confirmed last, by server epoch."""
         self._ending = asyncio.Lock()
 
     def check_locations(self, locations: Locations) -> None:
@@ -91,7 +95,7 @@ class WalKeeper:
 
         `RemoteStorageError` if a location does not answer: nobody can take over then.
         """
-        await self.end_sessions([record.session for record in self.book.unsealed(server_id)])
+        await self.end_sessions([record.session for record in self.book.of(server_id)])
 
     async def end_sessions(self, sessions: Sequence[WalSession]) -> None:
         """Find out where sessions ended; others of the same servers, which began since, go on."""
@@ -110,9 +114,20 @@ class WalKeeper:
         self._reach("wal-sealed")
         await self.book.seal(session, end, self._clock_ms())
 
-    def may_answer_until(self, confirmed: float) -> None:
-        """A former leader was confirmed last at this time: it may answer lookups a while longer."""
-        self._lookups_end = max(self._lookups_end, confirmed + self.lease_seconds)
+    def confirmed(self, server_epoch: int, at: float) -> None:
+        """A session was confirmed last at this time; it may answer lookups a while longer."""
+        self._confirmed[server_epoch] = at
+
+    def process_ended(self, server_epoch: int) -> None:
+        """The process of a session is gone: it answers no lookups."""
+        self._confirmed[server_epoch] = -float("inf")
+
+    def _lease_ms(self, source: WalSource | None) -> int:
+        """So long the server of a session may still answer lookups."""
+        if source is None:
+            return 0
+        confirmed = self._confirmed.get(source.session.server_epoch, self._start)
+        return math.ceil(1000 * max(0.0, confirmed + self.lease_seconds - self.clock()))
 
     def name(self, session: WalSession) -> Session:
         """A session as the shared log knows it."""
@@ -155,8 +170,8 @@ class WalKeeper:
         self, path: PhysicalTablePath, bucket: TableBucket, state: BucketState
     ) -> ReplicaAssignment:
         """The order to lead a bucket, with where its end is."""
-        lease_ms = max(0, round((self._lookups_end - self.clock()) * 1000))
-        return ReplicaAssignment(bucket, path, state, self._source(state), lease_ms)
+        source = self._source(state)
+        return ReplicaAssignment(bucket, path, state, source, self._lease_ms(source))
 
     def _source(self, state: BucketState) -> WalSource | None:
         """The session that has the end of a bucket; None if it is its leader's own."""
@@ -192,13 +207,24 @@ class WalKeeper:
         """Note that objects of a live session below a number are not needed any more."""
         await self.book.raise_floor(session, floor)
 
-    def needed(self) -> set[int]:
-        """The sessions that have the end of some bucket."""
-        return {state.wal for _, _, state in self.image.buckets() if state.wal is not None}
+    async def release_unused(self) -> list[SessionRecord]:
+        """Note which sessions have no bucket any more; returns all of those."""
+        sealed = [record for record in self.book if record.state is State.SEALED]
+        if sealed:
+            # In turn: a bucket that is created in a session is in the image before it is released.
+            await self._catalog.exclusive(lambda: self._release_unused(sealed))
+        return [record for record in self.book if record.state is State.RELEASED]
 
-    def ended(self) -> list[SessionRecord]:
-        """All sessions that have ended."""
-        return [record for record in self.book if record.has_ended]
+    async def _release_unused(self, sealed: Sequence[SessionRecord]) -> None:
+        needed = {state.wal for _, _, state in self.image.buckets() if state.wal is not None}
+        for record in sealed:
+            if record.session.server_epoch not in needed:
+                await self.book.release(record.session)
+
+    async def forget(self, session: WalSession) -> None:
+        """Remove a session of which nothing is left."""
+        await self.book.forget(session)
+        self._confirmed.pop(session.server_epoch, None)
 
 
 def led_by(state: BucketState, server_id: int) -> BucketState:

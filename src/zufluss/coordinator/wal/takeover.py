@@ -93,13 +93,20 @@ class Takeovers:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            for server_id, sessions in self._lost().items():
-                try:
-                    await self._take_over(server_id, sessions)
-                except Exception as problem:
-                    log_failure("take_over_failed", problem)
-            await self._send()
+            try:
+                await self.look()
+            except Exception as problem:
+                log_failure("take_over_failed", problem)
             await pause(RETRY_SECONDS, self._wake)
+
+    async def look(self) -> None:
+        """Look for lost servers once, and send the orders that have not arrived."""
+        for server_id, sessions in self._lost().items():
+            try:
+                await self._take_over(server_id, sessions)
+            except Exception as problem:
+                log_failure("take_over_failed", problem)
+        await self._send()
 
     def _lost(self) -> dict[int, list[WalSession]]:
         """The servers whose buckets or sessions nobody looks after, with these sessions."""

@@ -79,6 +79,7 @@ class SharedHost:
     async def begin(self, identity: WalSession) -> ServerSession:
         """Begin the session of a new registration, after a look whether the location can have it.
 
+        No bucket of the former session is open.
         `UnsafeLocationError` if the location does not create an object only once.
         """
         await self.end()
@@ -87,11 +88,13 @@ class SharedHost:
         self.live = ServerSession(
             identity, self._cluster_id, shared, self._gateway, self._durable, self._end_fenced
         )
+        self.lease.begin()
         log.info("wal_session_begun", **identity._asdict())
         return self.live
 
     async def end(self) -> None:
         """Acknowledge nothing any more: the session was ended, or another one begins."""
+        self.lease.end()
         session, self.live = self.live, None
         if session is not None:
             await session.stop()

@@ -7,8 +7,10 @@ server answers lookups, scans and LIST_OFFSETS only for as long as its registrat
 and a new leader of a primary-key bucket acknowledges nothing before that time is over for the
 former one (`ReplicaAssignment.lease_ms`).
 
-The time counts from when the confirmation was *asked for*, on a clock that goes on while the
-machine is suspended. What is assumed of two machines is that their clocks run at the same rate.
+A registration is confirmed before the buckets of the former one are closed, so the lease is held
+only from `begin` on. The time counts from when the confirmation was *asked for*, on a clock that
+goes on while the machine is suspended. What is assumed of two machines is that their clocks run at
+the same rate.
 """
 
 from __future__ import annotations
@@ -32,14 +34,19 @@ class LookupLease:
         self.seconds = seconds
         """How long a confirmation holds."""
         self._confirmed = -float("inf")
+        self._held = False
+
+    def begin(self) -> None:
+        """From now on a confirmation counts: no bucket of a former session is open."""
+        self._held = True
 
     def confirmed(self, asked: float) -> None:
         """The coordinator confirmed a registration; `asked` is the time before it was asked."""
         self._confirmed = max(self._confirmed, asked)
 
     def end(self) -> None:
-        """Answer nothing more before the next confirmation."""
-        self._confirmed = -float("inf")
+        """Answer nothing more before the next session begins."""
+        self._held = False
 
     @property
     def silent_seconds(self) -> float:
@@ -48,6 +55,11 @@ class LookupLease:
 
     def check(self) -> None:
         """Raise `NotLeaderError` unless this server may answer for the present."""
+        if not self._held:
+            raise NotLeaderError(
+                "this tablet server has no session of the shared log at present, so another server "
+                "may lead the bucket by now; refresh the metadata and try again"
+            )
         if self.silent_seconds > self.seconds:
             raise NotLeaderError(
                 "this tablet server has had no word from the coordinator for "
