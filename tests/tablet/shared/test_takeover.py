@@ -222,7 +222,7 @@ async def test_a_server_without_word_from_the_coordinator_answers_no_offsets(
     await written(tablet, 0)
     assert tablet.server.shared is not None
     tablet.server.shared.lease.end()
-    with pytest.raises(Exception, match="no word from the coordinator") as refused:
+    with pytest.raises(Exception, match="no session of the shared log") as refused:
         await tablet.server.service.list_offsets(
             m.ListOffsetsRequest(follower_server_id=-1, offset_type=1, table_id=TABLE), None
         )
