@@ -72,6 +72,7 @@ from zufluss.obs.server import (
     registry_samples,
     remote_files_samples,
     serve_http,
+    session_samples,
     tiering_samples,
 )
 from zufluss.obs.slow_stop import report_slow_stop, reports_end
@@ -385,7 +386,13 @@ def _expiry_clock(
 
 
 def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
+    shared = (
+        []
+        if coordinator.wal is None
+        else [session_samples(coordinator.wal.book, coordinator.takeovers)]
+    )
     return [
+        *shared,
         tiering_samples(coordinator.lake.queue.status),
         registry_samples(coordinator.locations),
         location_samples(coordinator.locations.storage),
@@ -432,6 +439,8 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
         closing.push_async_callback(coordinator.stop)
         coordinator.register(services)
         parts = [cluster_findings(coordinator.image), net_findings(net)]
+        if coordinator.takeovers is not None:
+            parts.append(coordinator.takeovers.findings)
         services.attach(Examination(conf, expiry, parts))
         services.attach(shown.describe(COORDINATOR))
         shown.samples.extend(_coordinator_samples(coordinator))

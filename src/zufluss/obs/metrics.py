@@ -228,6 +228,32 @@ REMOTE_LOG_FAILURES = tablet_metric(
     "zufluss_remote_log_failures_total",
     "Failed rounds of copying, expiring and moving log segments of a bucket; they are repeated.",
 )
+WAL_OBJECTS = tablet_metric(
+    "zufluss_wal_objects_total",
+    "Objects of the shared log that this server made durable. Served, as all of "
+    "`zufluss_wal_…`, with `zufluss.log.durability = remote` only.",
+)
+WAL_BYTES = tablet_metric("zufluss_wal_bytes_total", "Bytes of the rows in these objects.")
+WAL_PUT_FAILURES = tablet_metric(
+    "zufluss_wal_put_failures_total",
+    "Requests to create an object of the shared log that failed; each is sent again.",
+)
+WAL_WAITING_BYTES = tablet_metric(
+    "zufluss_wal_waiting_bytes",
+    "Bytes of rows that wait for an object of the shared log; at 64 MiB writes are refused.",
+)
+WAL_WAITING_SECONDS = tablet_metric(
+    "zufluss_wal_waiting_seconds",
+    "How long the oldest object of the shared log has been under way, 0 if none is.",
+)
+WAL_RETAINED_BYTES = tablet_metric(
+    "zufluss_wal_retained_bytes",
+    "Bytes in the shared log that a take-over would read; `zufluss.wal.retained` bounds them.",
+)
+WAL_SESSIONS_FENCED = tablet_metric(
+    "zufluss_wal_sessions_fenced_total",
+    "Sessions of this server in the shared log that the coordinator or another server ended.",
+)
 KV_MEMORY_BYTES = tablet_metric(
     "zufluss_kv_memory_bytes",
     "Key-value memory in use, out of `zufluss.kv.memory`. Most of it may be given up at any time.",
@@ -383,6 +409,16 @@ KV_SNAPSHOT_LEASES_DAMAGED = coordinator_metric(
 KV_SNAPSHOT_DELETIONS = coordinator_metric(
     "zufluss_kv_snapshot_deletions_pending",
     "Buckets with dropped key-value snapshots whose files are still to be deleted.",
+)
+WAL_SESSIONS = coordinator_metric(
+    "zufluss_wal_sessions",
+    "Sessions of tablet servers in the shared log, by state: `live`, `closing` (where it ended is "
+    "being found out), `sealed` (buckets are taken over from it), `released` (to be deleted).",
+    ("state",),
+)
+WAL_BUCKETS_TAKEN_OVER = coordinator_metric(
+    "zufluss_wal_buckets_taken_over_total",
+    "Buckets of lost tablet servers that got another leader.",
 )
 CLEANER_PENDING = coordinator_metric(
     "zufluss_remote_cleaner_pending",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from zufluss.coordinator.producers.calls import ProducerCalls
     from zufluss.coordinator.remote.keeper import RemoteKeeper
     from zufluss.coordinator.remote.locations import LocationRegistry
+    from zufluss.coordinator.wal.book import SessionBook
+    from zufluss.coordinator.wal.takeover import Takeovers
     from zufluss.net.server import NetServer
     from zufluss.net.services import RequestContext
     from zufluss.remote.storage import RemoteStorage
@@ -231,6 +233,18 @@ def lease_samples(leases: LeaseBook) -> ReadSamples:
         yield Sample(metrics.KV_SNAPSHOT_LEASED_BYTES, counts.bytes)
         yield Sample(metrics.KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS, counts.oldest_age_seconds)
         yield Sample(metrics.KV_SNAPSHOT_LEASES_DAMAGED, counts.damaged)
+
+    return read
+
+
+def session_samples(book: SessionBook, takeovers: Takeovers | None) -> ReadSamples:
+    """The sessions of the shared log, and what was taken over from them."""
+
+    def read() -> Iterable[Sample]:
+        for state, count in book.counts.items():
+            yield Sample(metrics.WAL_SESSIONS, count, (state,))
+        if takeovers is not None:
+            yield Sample(metrics.WAL_BUCKETS_TAKEN_OVER, takeovers.count)
 
     return read
 

@@ -13,6 +13,7 @@ from zufluss.obs.metrics import ReadSamples, Sample
 from zufluss.tablet.buckets import TableState
 from zufluss.tablet.rates import records
 from zufluss.tablet.server import TabletServer
+from zufluss.tablet.shared.host import SharedHost
 
 
 def tablet_samples(tablet: TabletServer) -> ReadSamples:
@@ -29,6 +30,8 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield Sample(metrics.BUCKETS_RECOVERED, retries.opened)
         yield Sample(metrics.LOG_SIZE_BYTES, sum(each.size for each in tablet.logs.logs))
         yield from _remote_log_samples(tablet)
+        if tablet.shared is not None:
+            yield from _shared_log_samples(tablet.shared)
         yield from _memory_samples(tablet)
         yield from _scan_samples(tablet)
         yield Sample(metrics.PRODUCER_PUTS_FENCED, tablet.put.fenced)
@@ -92,6 +95,18 @@ def _remote_log_samples(tablet: TabletServer) -> Iterable[Sample]:
     yield Sample(metrics.REMOTE_LOG_SIZE_BYTES, size)
     yield Sample(metrics.REMOTE_LOG_WAITING_SEGMENTS, waiting)
     yield Sample(metrics.REMOTE_LOG_FAILURES, tablet.remote_logs.failures)
+
+
+def _shared_log_samples(shared: SharedHost) -> Iterable[Sample]:
+    counts, waiting, live = shared.counts, shared.waiting, shared.live
+    written = () if live is None else live.writer.written
+    yield Sample(metrics.WAL_OBJECTS, counts.objects)
+    yield Sample(metrics.WAL_BYTES, counts.bytes)
+    yield Sample(metrics.WAL_PUT_FAILURES, counts.failures)
+    yield Sample(metrics.WAL_WAITING_BYTES, waiting.bytes)
+    yield Sample(metrics.WAL_WAITING_SECONDS, waiting.seconds)
+    yield Sample(metrics.WAL_RETAINED_BYTES, sum(each.length for each in written))
+    yield Sample(metrics.WAL_SESSIONS_FENCED, shared.fenced)
 
 
 def _untiered(table: TableState) -> int:

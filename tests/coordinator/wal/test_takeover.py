@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.coordinator.wal.world import EVENTS, LEASE_SECONDS, Server, World, until
+from zufluss.cluster.examination import Severity
 from zufluss.cluster.wal import WalSource
 from zufluss.coordinator.wal.book import State
 from zufluss.coordinator.wal.takeover import RETURN_SECONDS
@@ -103,9 +104,35 @@ async def test_without_another_server_buckets_wait_for_the_first_that_registers(
     lost.frozen = True
     await world.silent(lost)
     assert led(world, lost, buckets) == buckets
+    await until(lambda: world.takeovers.problems)
+    (finding,) = world.takeovers.findings()
+    assert (finding.severity, finding.subject) == (Severity.PROBLEM, "tablet server 1")
+    assert "no other tablet server answers" in finding.text
     two = await world.server(2)
     await until(lambda: led(world, two, buckets) == buckets)
     await ordered(world, buckets)
+    await until(lambda: not world.takeovers.problems)
+
+
+async def test_buckets_of_a_session_whose_location_is_away_are_taken_over_when_it_is_back(
+    world: World,
+) -> None:
+    lost, two = await world.server(1), await world.server(2)
+    buckets = await world.create_table(buckets=2)
+    (bucket,) = led(world, lost, buckets)
+    away = world.location.rename(world.location.with_name("away"))
+    world.location.write_text("no directory")
+    lost.frozen = True
+    await world.silent(lost)
+    await until(lambda: world.takeovers.problems)
+    (finding,) = world.takeovers.findings()
+    assert "could not be given to others yet" in finding.text
+    assert world.wal.book.counts["closing"] == 1, "its session is granted nothing any more"
+    world.location.unlink()
+    away.rename(world.location)
+    await until(lambda: world.state(bucket).leader == two.server_id)
+    await until(lambda: not world.takeovers.problems)
+    assert world.wal.book.counts == {"live": 1, "closing": 0, "sealed": 1, "released": 0}
 
 
 async def test_a_lost_server_that_comes_back_gets_no_bucket_twice(world: World) -> None:

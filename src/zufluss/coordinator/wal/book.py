@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -137,6 +138,12 @@ class SessionBook:
     def __iter__(self) -> Iterator[SessionRecord]:
         """All sessions, in the order of their epochs."""
         return iter([self._sessions[epoch] for epoch in sorted(self._sessions)])
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many sessions are in each state."""
+        counts = Counter(record.state for record in self._sessions.values())
+        return {state.value: counts[state] for state in State}
 
     def get(self, server_epoch: int) -> SessionRecord | None:
         """The session of a registration."""

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
+from zufluss.cluster.examination import Finding, Severity
 from zufluss.cluster.image import BucketState
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.cluster.wal import WalSession
@@ -31,7 +32,7 @@ from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.wal.keeper import WalKeeper, led_by
-from zufluss.errors import ZuflussError
+from zufluss.errors import ZuflussError, reason_of
 from zufluss.model.table import TableBucket
 from zufluss.periodic import log_failure, pause
 from zufluss.tasks import end
@@ -57,6 +58,8 @@ class Takeovers:
     ) -> None:
         self.count = 0
         """Buckets that got another leader."""
+        self.problems: dict[int, str] = {}
+        """Lost servers whose buckets no other server could take over yet, with the reasons."""
         self._keeper = keeper
         self._image = keeper.image
         self._catalog = catalog
@@ -101,11 +104,14 @@ class Takeovers:
 
     async def look(self) -> None:
         """Look for lost servers once, and send the orders that have not arrived."""
-        for server_id, sessions in self._lost().items():
+        lost = self._lost()
+        self.problems = {i: reason for i, reason in self.problems.items() if i in lost}
+        for server_id, sessions in lost.items():
             try:
                 await self._take_over(server_id, sessions)
             except Exception as problem:
                 log_failure("take_over_failed", problem)
+                self.problems[server_id] = reason_of(problem)
         await self._send()
 
     def _lost(self) -> dict[int, list[WalSession]]:
@@ -130,7 +136,10 @@ class Takeovers:
     async def _assign(self, server_id: int) -> None:
         """Give the buckets of a lost server to those that are there."""
         nodes = self._tablets.answering(self._image.tablets.values())
-        if not nodes or server_id in self._image.tablets:  # it has come back
+        if server_id in self._image.tablets:  # it has come back
+            return
+        if not nodes:
+            self.problems[server_id] = "no other tablet server answers"
             return
         leaders: Counter[int] = Counter(self._image.leaders)
 
@@ -177,6 +186,16 @@ class Takeovers:
 
         if self._orders:
             await self._catalog.exclusive(send)
+
+    def findings(self) -> Iterable[Finding]:
+        """Lost servers whose buckets nobody has taken over yet."""
+        for server_id, reason in self.problems.items():
+            yield Finding(
+                Severity.PROBLEM,
+                f"tablet server {server_id}",
+                f"it is lost, and its buckets could not be given to others yet: {reason}; "
+                "this is tried every second",
+            )
 
     def __repr__(self) -> str:
         return f"Takeovers({self.count} buckets, {len(self._orders)} orders to send)"

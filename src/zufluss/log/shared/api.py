@@ -19,6 +19,7 @@ What is acknowledged is exactly what is read behind a seal; everything else foll
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from zufluss.errors import ConfigError, CorruptRecordError, NotLeaderError
@@ -45,6 +46,35 @@ class SessionFencedError(NotLeaderError):
 
     What it appended and did not hear of may be durable or not.
     """
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """What a session wrote, for whoever looks after it."""
+
+    objects: int = 0
+    """Durable objects."""
+    bytes: int = 0
+    """Bytes of their entries."""
+    failures: int = 0
+    """Requests that failed; each was sent again."""
+
+    def add(self, other: SessionCounts) -> None:
+        """Add what another session wrote."""
+        self.objects += other.objects
+        self.bytes += other.bytes
+        self.failures += other.failures
+
+
+class Waiting(NamedTuple):
+    """What a session has not made durable yet."""
+
+    bytes: int
+    """Bytes of entries that have no object yet."""
+    seconds: float
+    """How long the oldest object has been under way; 0 if none is."""
+    reason: str
+    """Why its last request failed; empty if none did."""
 
 
 class WrittenObject(NamedTuple):
@@ -84,6 +114,13 @@ class LostObject(NamedTuple):
 
 class SessionWriter(Protocol):
     """The session of this server; belongs to an event loop."""
+
+    counts: SessionCounts
+    """What it wrote."""
+
+    @property
+    def waiting(self) -> Waiting:
+        """What is not durable yet."""
 
     def append(
         self,

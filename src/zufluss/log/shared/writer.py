@@ -33,7 +33,9 @@ from zufluss.log.shared.api import (
     OnDurable,
     OnFenced,
     Session,
+    SessionCounts,
     SessionFencedError,
+    Waiting,
     WrittenObject,
 )
 from zufluss.log.shared.gather import Gathering
@@ -95,7 +97,12 @@ class ObjectWriter:
         """Objects that are known to be ours, above one that is not."""
         self.written: deque[WrittenObject] = deque()
         """The durable objects that were not trimmed, in order."""
+        self.counts = SessionCounts()
         self._under_way: dict[int, asyncio.Task[bool]] = {}
+        self._began: dict[int, float] = {}
+        """When the objects that are under way were started, in order."""
+        self._failure = ""
+        """Why the last request failed; empty after one that succeeded."""
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._closing = False
@@ -108,6 +115,13 @@ class ObjectWriter:
     def full(self) -> bool:
         """So much waits that nothing more should be appended before there is `room`."""
         return self._gathering.length >= self._settings.gathered_bytes
+
+    @property
+    def waiting(self) -> Waiting:
+        """What is not durable yet."""
+        oldest = next(iter(self._began.values()), None)
+        seconds = 0.0 if oldest is None else self._clock() - oldest
+        return Waiting(self._gathering.length, seconds, self._failure)
 
     @property
     def durable_number(self) -> int:
@@ -236,6 +250,7 @@ class ObjectWriter:
             self._created(WalName(self._session.server_epoch, number), data)
         )
         self._under_way[number] = task
+        self._began[number] = self._clock()
         task.add_done_callback(lambda done: self._sent(written, done))
 
     # Puts
@@ -250,9 +265,12 @@ class ObjectWriter:
             except Exception as error:  # of whatever kind: the next try decides
                 throttled = isinstance(error, LocationUnavailableError) and error.throttled
                 self._pace.failed(began, throttled)
-                _logger.warning("wal_put_failed", path=name.path, reason=str(error) or repr(error))
+                self._failure = str(error) or repr(error)
+                self.counts.failures += 1
+                _logger.warning("wal_put_failed", path=name.path, reason=self._failure)
             else:
                 if ours is not None:
+                    self._failure = ""
                     self._pace.succeeded(self._clock() - began)
                     return ours
             failures += 1
@@ -306,7 +324,7 @@ class ObjectWriter:
 
     def _sent(self, sent: WrittenObject, done: asyncio.Task[bool]) -> None:
         """Take the outcome of an object; acknowledge those that are ours without a gap."""
-        del self._under_way[sent.number]
+        del self._under_way[sent.number], self._began[sent.number]
         if self._error is not None or done.cancelled():
             return
         if not done.result():
@@ -318,6 +336,8 @@ class ObjectWriter:
             self._durable += 1
             if durable.ends:
                 self.written.append(durable)
+                self.counts.objects += 1
+                self.counts.bytes += durable.length
                 self._on_durable(durable.ends)
         self._changed.set()
         self._start()

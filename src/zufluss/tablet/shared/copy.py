@@ -72,7 +72,7 @@ class SharedCopy(BucketCopy):
             if mine and session.writer.end_offset(bucket) is None:
                 return ()  # a new bucket; the session need not be read
             found = await self._host.tail(source, bucket, start)
-            log.info(
+            log.debug(
                 "bucket_tail_read", bucket=str(bucket), first=start, end=found.end_offset,
                 server_epoch=source.session.server_epoch,
             )  # fmt: skip

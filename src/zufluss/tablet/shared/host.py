@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -18,7 +19,7 @@ from zufluss.cluster.wal import WalSession, WalSource
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import NotLeaderError, StorageBackpressureError, reason_of
-from zufluss.log.shared.api import OnDurable, SessionFencedError
+from zufluss.log.shared.api import OnDurable, SessionCounts, SessionFencedError, Waiting
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.store import WalSettings
 from zufluss.model.table import TableBucket
@@ -55,6 +56,7 @@ class SharedHost:
         """The session of this server; None while it has none."""
         self.fenced = 0
         """Sessions of this process that others ended."""
+        self._ended = SessionCounts()
         self._sources: Sources | None = None
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -67,6 +69,19 @@ class SharedHost:
                 "nothing; refresh the metadata and try again"
             )
         return self.live
+
+    @property
+    def counts(self) -> SessionCounts:
+        """What all sessions of this process wrote."""
+        total = replace(self._ended)
+        if self.live is not None:
+            total.add(self.live.writer.counts)
+        return total
+
+    @property
+    def waiting(self) -> Waiting:
+        """What is not durable yet."""
+        return Waiting(0, 0.0, "") if self.live is None else self.live.writer.waiting
 
     def admit(self) -> None:
         """Raise if nothing may be appended at present."""
@@ -95,7 +110,7 @@ class SharedHost:
     async def end(self) -> None:
         """Acknowledge nothing any more: the session was ended, or another one begins."""
         self.lease.end()
-        session, self.live = self.live, None
+        session = self._taken()
         if session is not None:
             await session.stop()
 
@@ -104,7 +119,7 @@ class SharedHost:
 
         A location that does not answer is not waited for: nobody waits for an answer any more.
         """
-        session, self.live = self.live, None
+        session = self._taken()
         try:
             if session is not None:
                 async with asyncio.timeout(self._close_seconds):
@@ -141,7 +156,7 @@ class SharedHost:
             self._on_durable(ends)
 
     def _end_fenced(self, error: SessionFencedError) -> None:
-        session, self.live = self.live, None
+        session = self._taken()
         if session is None:
             return
         self.fenced += 1
@@ -150,6 +165,13 @@ class SharedHost:
         self._stopping.add(stopping)
         stopping.add_done_callback(self._stopping.discard)
         self._on_fenced(error)
+
+    def _taken(self) -> ServerSession | None:
+        """Take the live session, which ends here."""
+        session, self.live = self.live, None
+        if session is not None:
+            self._ended.add(session.writer.counts)
+        return session
 
     def _shared_log(self, location_id: int) -> ObjectLog:
         return ObjectLog(MarkedObjects(self._storage, location_id), self._settings)
