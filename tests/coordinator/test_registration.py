@@ -115,6 +115,8 @@ class Apart:
             connect=self._tablet,
             clock=self.seconds,
         )
+        assert self.coordinator.registrations is not None
+        await self.coordinator.registrations.stop()  # its checks: tests make them
         services = Services()
         self.coordinator.register(services)
         self.to_coordinator.services = services

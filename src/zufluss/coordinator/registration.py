@@ -59,6 +59,8 @@ CHECK_SECONDS = 1.0
 """Interval between two checks for silent servers."""
 CHECK_SECONDS_SHARED = 0.2
 """The same with a shared log."""
+HELD_UP_SECONDS = 1.0
+"""A check that comes later than this finds a coordinator that was held up, not silent servers."""
 REFUSALS = 2
 """Connections that a lost server refuses in a row."""
 REFUSAL_SECONDS = 0.1
@@ -124,13 +126,16 @@ class Registrations:
         self._on_leave = on_leave
         self._wal = wal
         self._sessions: dict[int, TabletSession] = {}
+        self._check_seconds = CHECK_SECONDS if wal is None else CHECK_SECONDS_SHARED
+        self._checked = clock()
+        """When the last check ended."""
         self._task: asyncio.Task[None] | None = None
         self._watches: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Check for silent servers from now on."""
-        seconds = CHECK_SECONDS if self._wal is None else CHECK_SECONDS_SHARED
-        work = repeat(seconds, self.expire, "tablet_session_check_failed")
+        self._checked = self._clock()
+        work = repeat(self._check_seconds, self.check, "tablet_session_check_failed")
         self._task = asyncio.create_task(work, name="tablet-sessions")
 
     async def stop(self) -> None:
@@ -239,6 +244,21 @@ class Registrations:
             wal.confirmed(before.tablet.server_epoch, before.seen)
         if request.HasField("former_server_epoch"):
             wal.process_ended(request.former_server_epoch)
+
+    async def check(self) -> None:
+        """Look for silent servers, after a pause.
+
+        If this process was held up meanwhile (stopped, swapped out, suspended), heartbeats wait in
+        its sockets: that time is not counted as silence of its servers.
+        """
+        now = self._clock()
+        late = now - self._checked - self._check_seconds
+        if late > HELD_UP_SECONDS:
+            log.warning("coordinator_held_up", seconds=round(late, 1))
+            for session in self._sessions.values():
+                session.seen = min(now, session.seen + late)
+        await self.expire()
+        self._checked = self._clock()
 
     async def expire(self) -> None:
         """Give up the servers that have been silent for too long."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.coordinator.wal.world import EVENTS, LEASE_SECONDS, Server, World, until
+from tests.coordinator.wal.world import EVENTS, LEASE_SECONDS, SILENCE, Server, World, until
 from zufluss.cluster.examination import Severity
 from zufluss.cluster.wal import WalSource
 from zufluss.coordinator.wal.book import State
@@ -94,6 +94,25 @@ async def test_a_slow_server_that_accepts_connections_keeps_its_buckets(world: W
     await slow.link.heartbeat()
     assert led(world, slow, buckets) == buckets
     assert all(world.state(b).leader_epoch == 0 for b in buckets)
+
+
+async def test_a_coordinator_that_was_held_up_gives_nobody_up_for_that(world: World) -> None:
+    """Its servers sent heartbeats, which wait in its sockets."""
+    lost, two = await world.server(1), await world.server(2)
+    buckets = await world.create_table(buckets=2)
+    registrations = world.coordinator.registrations
+    assert registrations is not None
+    await registrations.check()
+    world.seconds.now += 10 * SILENCE
+    await registrations.check()
+    assert set(world.coordinator.image.tablets) == {1, 2}
+    for _ in range(20):  # now it is really silent
+        world.seconds.now += SILENCE / 10
+        await two.link.heartbeat()
+        await registrations.check()
+    await until(lambda: led(world, two, buckets) == buckets)
+    assert set(world.coordinator.image.tablets) == {2}
+    assert lost.session != world.wal.book.live(1)
 
 
 async def test_without_another_server_buckets_wait_for_the_first_that_registers(

@@ -143,6 +143,9 @@ class World:
             files=self.files,
             clock=self.seconds,
         )
+        registrations = self.coordinator.registrations
+        assert registrations is not None
+        await registrations.stop()  # its checks: tests look for silent servers themselves
         self.services = Services()
         self.coordinator.register(self.services)
         return self
