@@ -45,6 +45,9 @@ SERVERS_WANTED = os.environ.get("TEST_TABLET_SERVERS", "")
 """The shared server is `zufluss dev --tablet-servers` with this number, if it is set. Tests that
 send frames to one address, whoever leads a bucket, are left out then."""
 
+DURABILITY = os.environ.get("TEST_DURABILITY", "local")
+"""`zufluss.log.durability` of the shared server."""
+
 BUCKETS_MAX = 128
 """`max.bucket.num` of the shared server: low, so that fuzzed requests cannot cost much."""
 
@@ -54,9 +57,16 @@ def dev_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DevServer]:
     """The worker's server; no test stops it."""
+    directory = tmp_path_factory.mktemp("server")
     properties = {"max.bucket.num": str(BUCKETS_MAX)}
+    if DURABILITY == "remote":
+        properties |= {
+            "zufluss.log.durability": DURABILITY,
+            "remote.data.dir": str(directory / "location"),
+            "zufluss.wal.interval": "5ms",
+        }
     command = ("dev", "--tablet-servers", SERVERS_WANTED) if SERVERS_WANTED else ("dev",)
-    server = WarmServer(tmp_path_factory.mktemp("server"), properties, command=command)
+    server = WarmServer(directory / "data", properties, command=command)
     request.config.stash.setdefault(SERVERS, []).append(server)
     with server:
         yield server
