@@ -1,8 +1,8 @@
 """Fetch of a whole log, against a bare server that sends the same bytes of a file.
 
 One connection, two requests in flight, each answered with four batches of 1 MiB. Then one column
-of ten: how many bytes move, and how fast the rows come. The limit of a request counts the bytes that
-are sent, so requests for one column have a smaller one: both get four batches.
+of ten: how many bytes move, and how fast the rows come. The limit of a request counts the bytes
+that are sent, so requests for one column have a smaller one: both get four batches.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ buckets = st.builds(TableBucket, ids, st.none() | ids, st.integers(0, 2**31 - 1)
 pieces = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=3)
 
 
-def header(kind: WalKind = WalKind.DATA, coordinator_epoch: int = -1) -> WalHeader:
-    return WalHeader(kind, CLUSTER, 2, NAME.server_epoch, NAME.number, b"n" * 16, coordinator_epoch)
+def header(kind: WalKind = WalKind.DATA, said: int = 0) -> WalHeader:
+    return WalHeader(kind, CLUSTER, 2, NAME.server_epoch, NAME.number, b"n" * 16, said)
 
 
 def entry(bucket: TableBucket, first: int, data: list[bytes], kind: EntryKind) -> NewEntry:
@@ -98,10 +98,10 @@ def test_the_entries_of_a_bucket_lie_together_and_keep_their_order() -> None:
 
 @pytest.mark.parametrize("kind", [WalKind.SEAL, WalKind.CLOSE])
 def test_a_seal_and_a_close_are_the_header_alone(kind: WalKind) -> None:
-    data = wal.encode(header(kind, coordinator_epoch=12))
+    data = wal.encode(header(kind, said=12))
     assert len(data) == wal.HEADER_BYTES
-    assert wal.decode(data, NAME, URI).header[:7] == header(kind, coordinator_epoch=12)[:7]
-    assert wal.read_header(data, NAME, URI).coordinator_epoch == 12
+    assert wal.decode(data, NAME, URI).header[:7] == header(kind, said=12)[:7]
+    assert wal.read_header(data, NAME, URI).said == 12
 
 
 def test_every_flipped_bit_of_header_and_index_is_found() -> None:

@@ -22,7 +22,7 @@ All numbers are little-endian. An object is a header, an index, and a body:
 | server epoch | i64 | as in the name |
 | number | i64 | as in the name |
 | nonce | 16 B | random, of this object: its writer knows its own object by it |
-| coordinator epoch | i64 | of a seal: who sealed; otherwise −1 |
+| coordinator epoch, or durable | i64 | of a seal: who sealed; otherwise: objects below this number were durable when this one was sent |
 | entries | u32 | 0 for a seal and a close, which are the header alone |
 | body bytes | u64 | |
 | CRC-32C of the index | u32 | |
@@ -137,8 +137,9 @@ class WalHeader(NamedTuple):
     server_epoch: int
     number: int
     nonce: bytes
-    coordinator_epoch: int = -1
-    """The coordinator that sealed; −1 in other objects."""
+    said: int = 0
+    """Of a seal: the epoch of the coordinator that sealed. Of other objects: all below this number
+    were durable when it was sent."""
     entries: int = 0
     body_bytes: int = 0
     index_crc: int = 0
@@ -258,7 +259,7 @@ def _header_bytes(header: WalHeader, entries: int, body_bytes: int, index_crc: i
         header.server_epoch,
         header.number,
         header.nonce,
-        header.coordinator_epoch,
+        header.said,
         entries,
         body_bytes,
         index_crc,

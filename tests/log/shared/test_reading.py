@@ -17,7 +17,7 @@ from zufluss.log.shared.store import WalSettings
 from zufluss.log.shared.tails import SessionTails
 from zufluss.model.table import TableBucket
 from zufluss.remote.errors import LocationUnavailableError
-from zufluss.remote.wal import EntryKind, WalName, WalObject, WalObjectDamagedError
+from zufluss.remote.wal import EntryKind, WalName, WalObject
 from zufluss.testing.shared_log import BUCKETS, WrittenSession, read_back, rows, session
 
 FAST, SLOW, _ = BUCKETS
@@ -174,13 +174,59 @@ async def test_a_reader_that_leaves_early_leaves_no_tasks() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_damaged_seal_is_no_end() -> None:
+async def test_a_damaged_seal_is_no_end_but_the_next_one_is() -> None:
+    """What cannot be read may have been data: buckets that may have been in it are refused."""
     network = Network()
     log, _ = await written(network)
     await log.seal(OF, 0, 1)
     network.objects[path(6)] = b"\0" + network.objects[path(6)][1:]
-    with pytest.raises(WalObjectDamagedError, match=path(6)):
-        await log.seal(OF, 0, 1)
+    assert await log.seal(OF, 0, 1) == 7
+    tails, _ = await read_back(log, OF, 0, 7, {FAST: 0, SLOW: 0})
+    assert set(tails.lost) == {FAST, SLOW}
+
+
+@pytest.mark.parametrize("gone", [(0,), (2,), (1, 2, 3), (4,)])
+async def test_an_acknowledged_object_that_is_gone_is_not_taken_for_the_end(
+    gone: tuple[int, ...],
+) -> None:
+    """Otherwise everything behind it would be lost without a word (A1, A7)."""
+    network = Network()
+    log, session = await written(network)
+    for number in gone:
+        del network.objects[path(number)]
+    end = await log.seal(OF, 0, 1)
+    assert end == 6
+    tails, _ = await read_back(log, OF, 0, end, {FAST: 0, SLOW: 0})
+    assert FAST in tails.lost
+    for bucket in (FAST, SLOW):
+        assert bucket in tails.lost or tails.end_offsets[bucket] == session.durable[bucket]
+    assert await log.seal(OF, 0, 2) == end
+
+
+async def test_objects_above_one_that_never_arrived_do_not_speak_for_it() -> None:
+    network = Network()
+    log = ObjectLog(network, WalSettings(interval_seconds=0))
+    session = WrittenSession(log, OF)
+    for _ in range(3):
+        session.append(FAST)
+        while session.writer._gathering.waits:
+            await asyncio.sleep(0)
+    while len(network.sent) < 3:
+        await asyncio.sleep(0)
+    for request in network.sent[1:3]:
+        network.deliver(request)
+    network.at_once = True
+    assert await log.seal(OF, 0, 1) == 0
+    await session.writer.stop()
+
+
+async def test_an_entry_that_was_reached_before_proves_that_nothing_is_lost() -> None:
+    """A warm log has everything; a missing object below its end costs it nothing."""
+    network = Network()
+    log, session = await written(network)
+    del network.objects[path(0)]
+    tails, _ = await read_back(log, OF, 0, 6, {FAST: session.durable[FAST], SLOW: 0})
+    assert tails.lost == {}
 
 
 async def test_a_data_object_that_was_cut_to_its_header_is_no_end() -> None:

@@ -11,12 +11,17 @@ so that neither the seal nor what lies below it can vanish with the power.
 Numbers are counted from the recorded floor, not from the lowest object that is listed: what a live
 session deleted looks free, and a seal in such a place would stop nobody. Seals are not deleted with
 the objects below them: a name that is free again could still be taken by a request under way.
+
+An object that was acknowledged and is gone looks free, too. But each object says how far the
+session was durable when it was sent, so what is free below that is a loss: the end lies behind it,
+and who reads the session refuses the buckets that may have been there. The newest objects can
+vanish without a trace, as nothing behind them speaks for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Final, NamedTuple
 
 import structlog
@@ -25,6 +30,7 @@ from zufluss.log.shared.api import Session
 from zufluss.log.shared.store import ObjectStore
 from zufluss.remote.errors import (
     LocationUnavailableError,
+    ObjectCorruptError,
     ObjectExistsError,
     ObjectMissingError,
     RemoteStorageError,
@@ -92,22 +98,55 @@ async def _list(store: ObjectStore, session: Session, floor: int) -> _Listing:
             name = WalName.parse(info.path)
             if name is not None and name.number >= floor:
                 lengths[name.number] = info.size
-    first_free = floor
-    while first_free in lengths:
-        first_free += 1
+    first_free = _first_free(lengths, floor)
+    durable = await _durable(store, session, [n for n in lengths if n > first_free], lengths)
+    if durable > first_free:
+        lost = sorted(set(range(first_free, durable)) - lengths.keys())
+        _logger.error("wal_objects_lost", **session._asdict(), first=lost[0], count=len(lost))
+        floor = durable
+        first_free = _first_free(lengths, floor)
     short = [n for n in range(floor, first_free) if lengths[n] == HEADER_BYTES]
     return _Listing(first_free, short)
 
 
+def _first_free(taken: Container[int], floor: int) -> int:
+    number = floor
+    while number in taken:
+        number += 1
+    return number
+
+
+async def _durable(
+    store: ObjectStore, session: Session, numbers: list[int], lengths: Mapping[int, int]
+) -> int:
+    """How far the session was durable, as the newest data object behind a free number says."""
+    for number in sorted(numbers, reverse=True):
+        if lengths[number] <= HEADER_BYTES:
+            continue
+        header = await _header(store, WalName(session.server_epoch, number))
+        if header is not None and header.kind is WalKind.DATA:
+            return header.said
+    return 0
+
+
 async def _ends_session(store: ObjectStore, name: WalName) -> bool:
     """Whether an object of the size of a seal is one; a data object may have been cut there."""
+    header = await _header(store, name)
+    return header is not None and header.kind is not WalKind.DATA
+
+
+async def _header(store: ObjectStore, name: WalName) -> WalHeader | None:
+    """The header of an object; None if it is damaged."""
     try:
         head = await store.get_range(name.path, 0, HEADER_BYTES)
+        return read_header(head, name, store.uri.text)
     except ObjectMissingError as error:
         raise LocationUnavailableError(
             store.uri.text, name.path, "the object was listed and is missing"
         ) from error
-    return read_header(head, name, store.uri.text).kind is not WalKind.DATA
+    except ObjectCorruptError as error:
+        _logger.error("wal_object_damaged", path=name.path, reason=error.message)
+        return None
 
 
 async def _put_seals(store: ObjectStore, headers: list[WalHeader]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from random import Random
 from secrets import token_bytes
 
@@ -59,7 +59,7 @@ class ObjectLog:
 
     def read(
         self, session: Session, floor: int, end: int | None
-    ) -> AsyncIterator[WalObject | LostObject]:
+    ) -> AsyncGenerator[WalObject | LostObject, None]:
         """Yield each number from `floor` to before `end`; without an end, to the first gap."""
         return reading.read(self._store, session, floor, end)
 

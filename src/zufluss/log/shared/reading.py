@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from zufluss.log.shared.api import LostObject, Session
@@ -17,7 +17,7 @@ FETCHES_AT_ONCE: Final = 4
 
 async def read(
     store: ObjectStore, session: Session, floor: int, end: int | None
-) -> AsyncIterator[WalObject | LostObject]:
+) -> AsyncGenerator[WalObject | LostObject, None]:
     """Yield each number from `floor` to before `end`, or what is wrong with it.
 
     Without an end, the objects up to the first number that is missing, a seal or a close.

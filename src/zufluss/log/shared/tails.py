@@ -56,6 +56,7 @@ class SessionTails:
 
     def _take(self, read: WalObject, entry: WalEntry, tail: _Tail) -> Iterator[TailPiece]:
         if entry.end_offset <= tail.end_offset:
+            tail.problem = ""  # the session was no further here, so nothing lost lies beyond
             return
         if entry.first_offset > tail.end_offset:
             gap = f"{read.header.name.path} goes on at {entry.first_offset}"

@@ -241,7 +241,7 @@ class ObjectWriter:
         return True
 
     def _header(self, kind: WalKind) -> WalHeader:
-        return WalHeader(kind, *self._session, self._next, self._nonce())
+        return WalHeader(kind, *self._session, self._next, self._nonce(), self._durable)
 
     def _send(self, data: bytes, written: WrittenObject) -> None:
         number = written.number

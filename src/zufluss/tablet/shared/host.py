@@ -129,8 +129,6 @@ class SharedHost:
         finally:
             if session is not None:
                 await session.stop()
-            if self._sources is not None:
-                await self._sources.stop()
 
     async def tail(self, source: WalSource, bucket: TableBucket, start: int) -> Tail:
         """What a session has of a bucket from an offset on; `LostOffsetsError` if some is lost."""

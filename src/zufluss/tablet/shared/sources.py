@@ -11,9 +11,10 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
-from zufluss.cluster.wal import WalSource
+from zufluss.cluster.wal import WalSession, WalSource
 from zufluss.log.shared.api import LostObject, Session
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.tails import SessionTails
@@ -34,28 +35,34 @@ class Tail(NamedTuple):
 
 
 class _Copy:
-    """A session in memory, by bucket."""
+    """What was read of a session so far, by bucket."""
 
-    def __init__(self) -> None:
+    def __init__(self, floor: int) -> None:
+        self.next = floor
+        """The number that is to be read next."""
+        self.lock = asyncio.Lock()
+        """Held by the bucket that reads on."""
+        self.users = 0
+        """Buckets that wait for it."""
+        self.asked = 0.0
+        """When a bucket asked last."""
         self._objects: dict[TableBucket, list[tuple[int, WalObject]]] = defaultdict(list)
         self._lost: list[tuple[int, LostObject]] = []
 
-    def add(self, number: int, read: WalObject | LostObject) -> None:
+    def add(self, read: WalObject | LostObject) -> None:
+        """Take the next number."""
+        number, self.next = self.next, self.next + 1
         if isinstance(read, LostObject):
             self._lost.append((number, read))
             return
         for entry in read.entries:
             self._objects[entry.bucket].append((number, read.only(entry)))
 
-    def tail(self, bucket: TableBucket, start: int) -> Tail:
-        """The batches of a bucket from an offset on; LostOffsetsError if some are missing."""
-        tails = SessionTails({bucket: start})
-        numbered = [*self._objects.get(bucket, ()), *self._lost]
-        numbered.sort(key=lambda pair: pair[0])
-        pieces = [piece.batches for _, read in numbered for piece in tails.add(read)]
-        if bucket in tails.lost:
-            raise tails.lost[bucket]
-        return Tail(pieces, tails.end_offsets[bucket])
+    def of(self, bucket: TableBucket, floor: int) -> list[WalObject | LostObject]:
+        """The objects that have the bucket or may have had it, in order."""
+        lost = [each for each in self._lost if each[0] >= floor]
+        numbered = [*self._objects.get(bucket, ()), *lost]
+        return [read for _, read in sorted(numbered, key=lambda pair: pair[0])]
 
 
 class Sources:
@@ -71,38 +78,48 @@ class Sources:
         self._cluster_id = cluster_id
         self._shared_log = shared_log
         self._clock = clock
-        self._copies: dict[WalSource, asyncio.Task[_Copy]] = {}
-        self._asked: dict[WalSource, float] = {}
+        self._copies: dict[WalSession, _Copy] = {}
 
     async def tail(self, source: WalSource, bucket: TableBucket, start: int) -> Tail:
-        """What a session has of a bucket from an offset on; LostOffsetsError if some is missing."""
-        self._asked[source] = self._clock()
-        copy = self._copies.get(source)
-        if copy is None or (copy.done() and (copy.cancelled() or copy.exception() is not None)):
-            copy = self._copies[source] = asyncio.create_task(self._read(source))
-        return (await asyncio.shield(copy)).tail(bucket, start)
+        """What a session has of a bucket from an offset on; LostOffsetsError if some is missing.
+
+        The first bucket reads for all that wait. If it fails or is given up, the next one goes on.
+        """
+        copy = self._copies.get(source.session)
+        if copy is None:
+            copy = self._copies[source.session] = _Copy(source.floor)
+        copy.users += 1
+        try:
+            async with copy.lock:
+                await self._read_on(copy, source)
+            return await asyncio.to_thread(_tail, copy.of(bucket, source.floor), bucket, start)
+        finally:
+            copy.users -= 1
+            copy.asked = self._clock()
 
     def drop_unused(self) -> None:
         """Drop the sessions that nobody asked for lately."""
         latest = self._clock() - KEEP_SECONDS
-        for source in [s for s, at in self._asked.items() if at < latest]:
-            del self._asked[source]
-            copy = self._copies.pop(source, None)
-            if copy is not None:
-                copy.cancel()
+        for session, copy in tuple(self._copies.items()):
+            if not copy.users and copy.asked < latest:
+                del self._copies[session]
 
-    async def stop(self) -> None:
-        """Stop reading."""
-        copies = list(self._copies.values())
-        for copy in copies:
-            copy.cancel()
-        await asyncio.gather(*copies, return_exceptions=True)
-
-    async def _read(self, source: WalSource) -> _Copy:
+    async def _read_on(self, copy: _Copy, source: WalSource) -> None:
+        """Read what was not read yet; the session of this server grows between two calls."""
+        if copy.next >= source.end:
+            return
         session = Session(self._cluster_id, source.session.server_id, source.session.server_epoch)
         shared = self._shared_log(source.session.location_id)
-        copy, number = _Copy(), source.floor
-        async for read in shared.read(session, source.floor, source.end):
-            copy.add(number, read)
-            number += 1
-        return copy
+        copy.next = max(copy.next, source.floor)  # trimmed meanwhile
+        async with aclosing(shared.read(session, copy.next, source.end)) as objects:
+            async for read in objects:
+                copy.add(read)
+
+
+def _tail(objects: list[WalObject | LostObject], bucket: TableBucket, start: int) -> Tail:
+    """The batches of a bucket from an offset on; LostOffsetsError if some are missing."""
+    tails = SessionTails({bucket: start})
+    pieces = [piece.batches for read in objects for piece in tails.add(read)]
+    if bucket in tails.lost:
+        raise tails.lost[bucket]
+    return Tail(pieces, tails.end_offsets[bucket])
