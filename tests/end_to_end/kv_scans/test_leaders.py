@@ -24,6 +24,7 @@ from zufluss.wire import messages as m
 GONE = {
     ErrorCode.SCANNER_EXPIRED,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION,
     ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION,
 }
 """Errors of a scan whose bucket has another leader now."""
