@@ -775,3 +775,11 @@ async def test_a_probe_that_hangs_does_not_delay_the_return_of_others(tmp_path: 
     finally:
         await storage.stop()
     assert storage.health(1) is Health.SUSPECT
+
+
+async def test_the_shared_log_does_not_share_the_requests_of_uploads(tmp_path: Path) -> None:
+    storage = Cluster(tmp_path).storage
+    objects = storage.wal_objects(1)
+    assert storage.wal_objects(1) is objects
+    assert storage.objects(1) is not objects
+    assert objects.uri == storage.objects(1).uri

@@ -19,7 +19,7 @@ class MarkedObjects:
     def __init__(self, storage: RemoteStorage, location_id: int) -> None:
         self._storage = storage
         self._location_id = location_id
-        self._objects = storage.objects(location_id)
+        self._objects = storage.wal_objects(location_id)
         self.uri = self._objects.uri
 
     async def create(self, path: str, data: bytes) -> None:

@@ -112,6 +112,8 @@ class RemoteStorage:
         self._clock = clock
         self._picker = StoredRoundRobin(state_file)
         self._open_locations: dict[int, _OpenLocation] = {}
+        self._wal_objects: dict[int, tuple[str, Objects]] = {}
+        """The objects of `wal_objects` and the addresses they were opened for."""
         self._marked: set[int] = set()
         """Locations whose marker was seen."""
         self._healths = LocationHealths(conf, clock)
@@ -139,6 +141,20 @@ class RemoteStorage:
         """Return the objects of a location, which may be retired."""
         return self._open(location_id).objects
 
+    def wal_objects(self, location_id: int) -> Objects:
+        """Return the objects of a location as the shared log uses them.
+
+        Their requests have connections and threads of their own: acknowledgements wait for them,
+        and uploads may take long. S3 requests are signed without a digest of their bodies, because
+        all that the shared log writes has checksums.
+        """
+        location = self.locations.get(location_id)
+        uri, objects = self._wal_objects.get(location_id, ("", None))
+        if objects is None or uri != location.uri:
+            objects = self._objects_at(location, sign_payload=False)
+            self._wal_objects[location_id] = location.uri, objects
+        return objects
+
     def _open(self, location_id: int) -> _OpenLocation:
         location = self.locations.get(location_id)
         opened = self._open_locations.get(location_id)
@@ -154,10 +170,11 @@ class RemoteStorage:
             deque(maxlen=PROBES_LEFT_MAX),
         )
 
-    def _objects_at(self, location: Location) -> Objects:
+    def _objects_at(self, location: Location, *, sign_payload: bool = True) -> Objects:
         uri = parse_location(location.uri, f"location {location.location_id}")
         timeout_ms = self._conf[o.ZUFLUSS_REMOTE_REQUEST_TIMEOUT]
-        return Objects(uri, store_properties(self._conf, uri), timeout_ms=timeout_ms)
+        properties = store_properties(self._conf, uri)
+        return Objects(uri, properties, timeout_ms=timeout_ms, sign_payload=sign_payload)
 
     def objects_at(self, location: Location, address: str) -> Objects:
         """Return the objects at another address of a location, such as a copy of its files."""
