@@ -12,7 +12,7 @@ from zufluss.log.shared.store import ObjectStore
 from zufluss.remote.errors import ObjectCorruptError, ObjectMissingError
 from zufluss.remote.wal import OBJECT_BYTES_MAX, WalKind, WalName, WalObject, decode
 
-FETCHES_AT_ONCE: Final = 4
+FETCHES_AT_ONCE: Final = 16
 
 
 async def read(
