@@ -76,6 +76,13 @@ async def test_a_put_takes_any_buffer_and_replaces(objects: Objects) -> None:
     assert await objects.get("a", limit=0) == b""
 
 
+async def test_an_object_is_created_from_pieces(objects: Objects) -> None:
+    await objects.create("pieces", [b"one", b"", b"2" * 100_000, b"three"])
+    assert await objects.get("pieces", limit=1 << 20) == b"one" + b"2" * 100_000 + b"three"
+    with pytest.raises(ObjectExistsError):
+        await objects.create("pieces", [b"an", b"other"])
+
+
 async def test_only_one_of_many_creates_an_object(objects: Objects) -> None:
     async def create(data: bytes) -> bytes | None:
         try:

@@ -96,6 +96,16 @@ def test_the_entries_of_a_bucket_lie_together_and_keep_their_order() -> None:
     assert SMALL[BODY:] == b"carriedbehindpartitionrowsmore"
 
 
+def test_large_pieces_are_not_copied_and_small_ones_are_joined() -> None:
+    large = b"l" * wal.PIECE_BYTES_MIN
+    new = entry(TableBucket(1, None, 0), 0, [b"a", b"b", large, b"c"], EntryKind.BATCHES)
+    first, begin, kept, end = wal.encode_pieces(header(), [new])
+    assert len(first) == wal.HEADER_BYTES
+    assert begin.endswith(b"ab")
+    assert kept is large
+    assert end == b"c"
+
+
 @pytest.mark.parametrize("kind", [WalKind.SEAL, WalKind.CLOSE])
 def test_a_seal_and_a_close_are_the_header_alone(kind: WalKind) -> None:
     data = wal.encode(header(kind, said=12))

@@ -115,7 +115,7 @@ class CloudDirectory:
             if tries == 1 or not await self._is(path, len(data), crc):
                 raise
 
-    async def create(self, path: str, data: bytes) -> None:
+    async def create(self, path: str, data: bytes | list[bytes]) -> None:
         """Create an absent object with a single request, which may have succeeded if it raises."""
         try:
             async with asyncio.timeout(self._seconds):

@@ -104,19 +104,28 @@ class LocalDirectory:
     async def put(self, path: str, data: bytes | memoryview, if_absent: bool) -> None:
         """Create an object from bytes."""
 
+        await self._put_pieces(path, [data], if_absent)
+
+    async def create(self, path: str, data: bytes | list[bytes]) -> None:
+        """Create an absent object."""
+        await self._put_pieces(path, [data] if isinstance(data, bytes) else data, if_absent=True)
+
+    async def _put_pieces(
+        self, path: str, pieces: Sequence[bytes | memoryview], if_absent: bool
+    ) -> None:
         def write(fd: int, progress: Progress) -> None:
-            view = memoryview(data).cast("B")
-            for start in range(0, len(view), COPY_BYTES):
-                write_all(fd, view[start : start + COPY_BYTES], start)
-                progress.step()
+            size = 0
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                for start in range(0, len(view), COPY_BYTES):
+                    part = view[start : start + COPY_BYTES]
+                    write_all(fd, part, size)
+                    size += len(part)
+                    progress.step()
 
         await self._run(
             path, lambda progress: self._make(path, progress, write, if_absent), writes=True
         )
-
-    async def create(self, path: str, data: bytes) -> None:
-        """Create an absent object."""
-        await self.put(path, data, if_absent=True)
 
     async def put_file(self, path: str, source: Path) -> tuple[int, int]:
         """Create an object from a file; return its size and checksum."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from zufluss.remote.objects import ObjectInfo
+from zufluss.remote.objects import Content, ObjectInfo
 from zufluss.remote.storage import RemoteStorage
 
 
@@ -22,7 +22,7 @@ class MarkedObjects:
         self._objects = storage.wal_objects(location_id)
         self.uri = self._objects.uri
 
-    async def create(self, path: str, data: bytes) -> None:
+    async def create(self, path: str, data: Content) -> None:
         """Create an absent object with one request; ObjectExistsError if it exists."""
         await self._storage.ensure_marked(self._location_id)
         await self._objects.create(path, data)

@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from crc32c import crc32c
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from zufluss.remote.cloud import CloudDirectory
 
 __all__ = [
+    "Content",
     "LocationUnavailableError",
     "ObjectCorruptError",
     "ObjectExistsError",
@@ -52,6 +53,10 @@ INLINE_CRC_BYTES: Final = 1 << 18
 
 _UNSPELLABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Control characters and lone surrogates, which stores cannot spell."""
+
+
+Content: TypeAlias = bytes | list[bytes]
+"""The bytes of an object, perhaps in pieces."""
 
 
 class ObjectInfo(NamedTuple):
@@ -108,8 +113,10 @@ class Objects:
         await self._directory.put(self._checked(path), data, if_absent)
         return await checksum(data)
 
-    async def create(self, path: str, data: bytes) -> None:
+    async def create(self, path: str, data: Content) -> None:
         """Create an object with one request, for callers that repeat it themselves.
+
+        Pieces are sent as they are; who has small ones joins them first.
 
         Raises ObjectExistsError if the object exists. It may be the caller's own of an earlier
         request, and some stores say so when two requests merely met: look before you believe it.

@@ -50,7 +50,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -66,6 +66,9 @@ ENTRY_BYTES: Final = 56
 NONCE_BYTES: Final = 16
 OBJECT_BYTES_MAX: Final = 1 << 30
 """Size of the largest object. A server cuts objects at a few MiB; one append may be larger."""
+
+PIECE_BYTES_MIN: Final = 1 << 18
+"""Pieces from this size on are sent as they are: a piece costs as much as copying so much."""
 
 _HEADER = struct.Struct("<8sHHi16sqq16sqIQII")
 _ENTRY = struct.Struct("<qqqqiiIIIHH")
@@ -230,23 +233,43 @@ def bucket_key(bucket: TableBucket) -> tuple[int, int, int]:
 
 
 def encode(header: WalHeader, entries: Sequence[NewEntry] = ()) -> bytes:
-    """Return the bytes of an object. Counts and checksums of `header` are filled in.
+    """Return the bytes of an object; see `encode_pieces`."""
+    return b"".join(encode_pieces(header, entries))
 
-    Entries of one bucket keep their order. Raises ValueError if the entries do not fit the kind of
-    the object, or the object would be larger than `OBJECT_BYTES_MAX`.
+
+def encode_pieces(header: WalHeader, entries: Sequence[NewEntry] = ()) -> list[bytes]:
+    """Return the bytes of an object in pieces, the header alone in the first.
+
+    Counts and checksums of `header` are filled in. Entries of one bucket keep their order. Large
+    pieces of entries are not copied. Raises ValueError if the entries do not fit the kind of the
+    object, or the object would be larger than `OBJECT_BYTES_MAX`.
     """
     if bool(entries) != (header.kind is WalKind.DATA):
         raise ValueError(f"an object of kind {header.kind.name} with {len(entries)} entries")
-    index, pieces, position = bytearray(), [b"", b""], 0
+    index, body, position = bytearray(), list[bytes](), 0
     for entry in sorted(entries, key=lambda new: bucket_key(new.bucket)):
         index += _entry_bytes(entry, position)
-        pieces += entry.pieces
+        body += entry.pieces
         position += entry.length
     if HEADER_BYTES + len(index) + position > OBJECT_BYTES_MAX:
         raise ValueError(f"an object of {position} bytes; at most {OBJECT_BYTES_MAX} are allowed")
-    pieces[0] = _header_bytes(header, len(entries), position, crc32c(index))
-    pieces[1] = bytes(index)
-    return b"".join(pieces)
+    first = _header_bytes(header, len(entries), position, crc32c(index))
+    return [first, *_joined([bytes(index), *body])]
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small pieces with their neighbours."""
+    small: list[bytes] = []
+    for piece in pieces:
+        if len(piece) < PIECE_BYTES_MIN:
+            small.append(piece)
+            continue
+        if small:
+            yield b"".join(small)
+            small.clear()
+        yield piece
+    if small:
+        yield b"".join(small)
 
 
 def _header_bytes(header: WalHeader, entries: int, body_bytes: int, index_crc: int) -> bytes:

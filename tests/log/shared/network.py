@@ -12,7 +12,7 @@ from zufluss.remote.errors import (
     ObjectExistsError,
     ObjectMissingError,
 )
-from zufluss.remote.objects import ObjectInfo
+from zufluss.remote.objects import Content, ObjectInfo
 from zufluss.remote.uri import parse_location
 
 URI = "memory://network"
@@ -55,8 +55,8 @@ class Network:
 
     uri = parse_location(URI, "test")
 
-    async def create(self, path: str, data: bytes) -> None:
-        await self._send(path, data)
+    async def create(self, path: str, data: Content) -> None:
+        await self._send(path, data if isinstance(data, bytes) else b"".join(data))
 
     async def delete(self, paths: Sequence[str]) -> None:
         await asyncio.gather(*(self._send(path, None) for path in paths))

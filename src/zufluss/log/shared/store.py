@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from zufluss.remote.objects import ObjectInfo
+from zufluss.remote.objects import Content, ObjectInfo
 from zufluss.remote.uri import LocationUri
 
 
@@ -19,7 +19,7 @@ class ObjectStore(Protocol):
 
     uri: LocationUri
 
-    async def create(self, path: str, data: bytes) -> None:
+    async def create(self, path: str, data: Content) -> None:
         """Create an absent object with one request; ObjectExistsError if it exists."""
 
     async def get(self, path: str, *, limit: int) -> bytes:

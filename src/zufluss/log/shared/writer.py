@@ -54,7 +54,7 @@ from zufluss.remote.wal import (
     WalHeader,
     WalKind,
     WalName,
-    encode,
+    encode_pieces,
 )
 
 AHEAD_FACTOR: Final = 4
@@ -184,7 +184,7 @@ class ObjectWriter:
         if self._error is not None:
             raise self._error
         header = self._header(WalKind.CLOSE)
-        self._send(encode(header), WrittenObject(header.number, 0, []))
+        self._send(encode_pieces(header), WrittenObject(header.number, 0, []))
         await self._wait_for(lambda: self._next == self._durable)
         if self._error is not None:
             raise self._error
@@ -228,7 +228,7 @@ class ObjectWriter:
         entries = self._gathering.oldest()
         header = self._header(WalKind.DATA)
         try:
-            data = encode(header, entries)
+            data = encode_pieces(header, entries)
         except MemoryError:
             _logger.warning("wal_object_postponed", number=header.number, reason="no memory")
             return False
@@ -243,7 +243,7 @@ class ObjectWriter:
     def _header(self, kind: WalKind) -> WalHeader:
         return WalHeader(kind, *self._session, self._next, self._nonce(), self._durable)
 
-    def _send(self, data: bytes, written: WrittenObject) -> None:
+    def _send(self, data: list[bytes], written: WrittenObject) -> None:
         number = written.number
         self._next = number + 1
         task = self._loop.create_task(
@@ -255,7 +255,7 @@ class ObjectWriter:
 
     # Puts
 
-    async def _created(self, name: WalName, data: bytes) -> bool:
+    async def _created(self, name: WalName, data: list[bytes]) -> bool:
         """Create an object, trying for ever; return whether it is ours."""
         failures = 0
         while True:
@@ -276,7 +276,7 @@ class ObjectWriter:
             failures += 1
             await asyncio.sleep(backoff_seconds(failures, self._random.random()))
 
-    async def _try(self, path: str, data: bytes) -> bool | None:
+    async def _try(self, path: str, data: list[bytes]) -> bool | None:
         """Create an object with one request, or two if the first is slow.
 
         Whether it is ours, None if nobody can tell. The last error is raised if both fail.
@@ -302,17 +302,17 @@ class ObjectWriter:
                 request.cancel()
             await asyncio.gather(*requests, return_exceptions=True)
 
-    def _request(self, path: str, data: bytes) -> asyncio.Task[bool | None]:
+    def _request(self, path: str, data: list[bytes]) -> asyncio.Task[bool | None]:
         return self._loop.create_task(self._create(path, data))
 
-    async def _create(self, path: str, data: bytes) -> bool | None:
+    async def _create(self, path: str, data: list[bytes]) -> bool | None:
         try:
             await self._store.create(path, data)
         except ObjectExistsError:
-            return await self._is_ours(path, data)
+            return await self._is_ours(path, data[0])
         return True
 
-    async def _is_ours(self, path: str, data: bytes) -> bool | None:
+    async def _is_ours(self, path: str, header: bytes) -> bool | None:
         """Whether the object that exists is ours, by its header; None if there is none."""
         try:
             head = await self._store.get_range(path, 0, HEADER_BYTES)
@@ -320,7 +320,7 @@ class ObjectWriter:
             return None
         except ObjectCorruptError:  # it is shorter than a header
             return False
-        return head == data[:HEADER_BYTES]
+        return head == header
 
     def _sent(self, sent: WrittenObject, done: asyncio.Task[bool]) -> None:
         """Take the outcome of an object; acknowledge those that are ours without a gap."""
