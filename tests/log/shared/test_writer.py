@@ -254,6 +254,23 @@ def test_a_slow_put_is_sent_a_second_time(loop: VirtualLoop) -> None:
     assert writer.sent == []
 
 
+def test_starts_are_spread_over_the_time_of_a_put(loop: VirtualLoop) -> None:
+    """Otherwise what comes behind a burst of small objects waits for a whole put."""
+    writer = _with_quick_puts(loop)
+    writer.append()
+    writer.settle()
+    writer.append()
+    writer.settle(0.004)
+    assert writer.sent == [10]
+    writer.settle(0.002)
+    assert writer.sent == [10, 11]
+    writer.deliver(10)
+    writer.deliver(11)
+    writer.append()
+    writer.settle()
+    assert writer.sent == [12], "nothing is under way"
+
+
 def test_one_of_two_requests_may_fail(loop: VirtualLoop) -> None:
     writer = _with_quick_puts(loop)
     writer.append()

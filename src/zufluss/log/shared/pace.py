@@ -43,7 +43,9 @@ class Pace:
         self._level_since = -inf
         self._successes = 0
         self._durations: deque[float] = deque(maxlen=DURATIONS_MAX)
-        self._next_start = clock()
+        self._median = 0.0
+        """Of the last durations; 0 as long as nobody can tell."""
+        self._last_start = -inf
 
     @property
     def in_flight(self) -> int:
@@ -57,25 +59,29 @@ class Pace:
             return self._interval
         return max(self._interval, THROTTLED_SECONDS) * 2.0**self._level
 
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until an object may start that has not reached its size."""
-        return max(0.0, self._next_start - self._clock())
+    def seconds_left(self, under_way: int) -> float:
+        """Seconds until an object may start that has not reached its size.
+
+        While puts are under way, starts are spread over the time of one: if all slots were taken
+        in one moment, what comes in the next would wait for a whole put.
+        """
+        spread = self._median / self.in_flight if under_way else 0.0
+        return max(0.0, self._last_start + max(self.interval, spread) - self._clock())
 
     @property
     def slow_seconds(self) -> float | None:
         """After how long a put is sent a second time; None as long as nobody can tell."""
-        if len(self._durations) < DURATIONS_MIN:
-            return None
-        return max(SLOW_SECONDS_MIN, SLOW_FACTOR * median(self._durations))
+        return max(SLOW_SECONDS_MIN, SLOW_FACTOR * self._median) if self._median else None
 
     def started(self) -> None:
         """An object was started."""
-        self._next_start = self._clock() + self.interval
+        self._last_start = self._clock()
 
     def succeeded(self, seconds: float) -> None:
         """A put succeeded after so many seconds."""
         self._durations.append(seconds)
+        if len(self._durations) >= DURATIONS_MIN:
+            self._median = median(self._durations)
         self._successes += 1
         if self._level and self._successes >= RECOVERY_PUTS:
             self._level -= 1

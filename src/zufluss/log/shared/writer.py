@@ -210,7 +210,8 @@ class ObjectWriter:
             self._timer.cancel()
             self._timer = None
         while self._gathering.waits and self._has_slot():
-            left = 0.0 if self._closing or self._gathering.complete else self._pace.seconds_left
+            at_once = self._closing or self._gathering.complete
+            left = 0.0 if at_once else self._pace.seconds_left(len(self._under_way))
             if left > 0 or not self._start_object():
                 self._timer = self._loop.call_later(left or MEMORY_SECONDS, self._start)
                 return
