@@ -69,7 +69,10 @@ class Gathering:
         batches: bytes | memoryview,
         kind: EntryKind,
     ) -> None:
-        """Take a copy of an entry; raises ValueError if it does not follow the one before."""
+        """Take an entry, a copy unless it is `bytes`.
+
+        Raises ValueError if it does not follow the one before.
+        """
         self._check(bucket, leader_epoch, first_offset, end_offset, len(batches), kind)
         copied = bytes(batches)
         current = self._current(bucket if kind is EntryKind.CARRY else None)

@@ -31,6 +31,7 @@ from zufluss.tablet.remote.copy import BucketCopy
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.shared.host import SharedHost
+from zufluss.tablet.shared.session import cut
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +100,9 @@ class SharedCopy(BucketCopy):
         if not session.holds(bucket):
             if not session.has_carried(bucket, epoch):
                 tail = replica.log.tail(self._remote_end)
-                session.carry(bucket, epoch, memoryview(await asyncio.to_thread(tail.read)))
+                parts = await asyncio.to_thread(lambda: cut(memoryview(tail.read())))
+                await session.writer.room()
+                session.carry(bucket, epoch, parts)
             await session.writer.drained()
             await session.commit(Takeover(bucket, epoch))
         if replica.kv is not None:

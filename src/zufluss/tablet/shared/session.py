@@ -12,19 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from zufluss.cluster.remote import RemoteGateway
 from zufluss.cluster.wal import Takeover, WalSession, WalSource
 from zufluss.errors import NotLeaderError
 from zufluss.log.shared.api import OnDurable, OnFenced, Session, SessionWriter, SharedLog
-from zufluss.log.shared.gather import ENTRY_BYTES_MAX
 from zufluss.model.table import TableBucket
 from zufluss.record.header import iter_headers
 from zufluss.remote.wal import EntryKind
 
-_BASE_OFFSET: Final = struct.Struct("<q")
+BASE_OFFSET: Final = struct.Struct("<q")
 """The first field of a stamped batch."""
+PART_BYTES: Final = 8 << 20
+"""Size of the parts of a long tail, unless one batch is larger; about that of an object."""
+
+
+class TailPart(NamedTuple):
+    """Some of the last batches of a bucket, stamped."""
+
+    first_offset: int
+    end_offset: int
+    batches: bytes | memoryview
 
 
 class ServerSession:
@@ -56,18 +66,19 @@ class ServerSession:
 
     def append(self, bucket: TableBucket, leader_epoch: int, end: int, view: memoryview) -> None:
         """Have stamped batches made durable that were appended to the local log of a bucket."""
-        first: int = _BASE_OFFSET.unpack_from(view)[0]
+        first: int = BASE_OFFSET.unpack_from(view)[0]
         self.writer.append(bucket, leader_epoch, first, end, view)
 
-    def carry(self, bucket: TableBucket, leader_epoch: int, batches: memoryview) -> None:
+    def carry(self, bucket: TableBucket, leader_epoch: int, tail: Sequence[TailPart]) -> None:
         """Have the last batches of a bucket written again, so that older objects can go.
 
-        They end where the local log ends. A large tail becomes several entries.
+        They end where the local log ends. Where this session has entries of the bucket already,
+        they are one part.
         """
         self._carried[bucket] = leader_epoch
         kind = EntryKind.CARRY
-        for first, end, part in _parts(batches, ENTRY_BYTES_MAX):
-            self.writer.append(bucket, leader_epoch, first, end, part, kind)
+        for part in tail:
+            self.writer.append(bucket, leader_epoch, *part, kind)
             kind = EntryKind.BATCHES
 
     def has_carried(self, bucket: TableBucket, leader_epoch: int) -> bool:
@@ -143,15 +154,18 @@ class ServerSession:
         return f"ServerSession({self.identity}, floor={self.floor}, {self.writer!r})"
 
 
-def _parts(batches: memoryview, size: int) -> list[tuple[int, int, memoryview]]:
-    """Cut batches into parts of at most `size` bytes, each with its first and its end offset."""
-    parts: list[tuple[int, int, memoryview]] = []
+def cut(batches: memoryview) -> list[TailPart]:
+    """Cut batches into parts of some MiB; for any thread.
+
+    The parts are copies, so the event loop copies nothing when they are carried.
+    """
+    parts: list[TailPart] = []
     begin = first = end = stop = 0
     for at, header in iter_headers(batches):
-        if stop > begin and at + header.size - begin > size:
-            parts.append((first, end, batches[begin:stop]))
+        if stop > begin and at + header.size - begin > PART_BYTES:
+            parts.append(TailPart(first, end, bytes(batches[begin:stop])))
             begin = stop
         if stop == begin:
             first = header.base_offset
         end, stop = header.next_offset, at + header.size
-    return [*parts, (first, end, batches[begin:stop])] if stop else []
+    return [*parts, TailPart(first, end, bytes(batches[begin:stop]))] if stop else []

@@ -35,7 +35,7 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.shared.host import SharedHost
-from zufluss.tablet.shared.session import ServerSession
+from zufluss.tablet.shared.session import BASE_OFFSET, ServerSession, TailPart
 
 log = structlog.get_logger(__name__)
 
@@ -155,9 +155,12 @@ class Trimmer:
         batches = await asyncio.to_thread(tail.read)
         if self._host.live is not session or not self._buckets.serves(replica):
             raise NotTrimmedError(f"{replica.bucket} was closed while the session was trimmed")
-        batches += replica.log.tail(tail.end_offset).read()
+        later = replica.log.tail(tail.end_offset)
+        batches += later.read()
         if batches:
-            session.carry(replica.bucket, replica.leader_epoch, memoryview(batches))
+            (first,) = BASE_OFFSET.unpack_from(batches)
+            part = TailPart(first, later.end_offset, memoryview(batches))
+            session.carry(replica.bucket, replica.leader_epoch, [part])
 
 
 class NotTrimmedError(ZuflussError):
