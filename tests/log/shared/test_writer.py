@@ -12,7 +12,7 @@ from tests.log.shared.virtual import VirtualLoop
 from zufluss.log.shared.api import Session, SessionFencedError
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.store import WalSettings
-from zufluss.log.shared.writer import ObjectWriter
+from zufluss.log.shared.writer import WRITTEN_MAX, ObjectWriter
 from zufluss.model.table import TableBucket
 from zufluss.remote.wal import EntryKind, WalName, decode
 
@@ -308,6 +308,28 @@ def test_throttling_lowers_the_number_of_puts_and_success_raises_it_again(
         writer.append()
         writer.settle(1)
     assert sorted(set(writer.sent)) == [20, 21, 22, 23]
+
+
+def test_objects_that_are_not_trimmed_for_long_are_described_together(
+    loop: VirtualLoop,
+) -> None:
+    writer = Writer(loop, interval_seconds=0)
+    writer.network.at_once = True
+    count = 3 * WRITTEN_MAX
+    for each in range(count):
+        writer.append(bucket=BUCKET if each < 10 else OTHER)
+        writer.settle(1)
+        writer.end = 0 if each == 9 else writer.end
+    written = writer.session.written
+    assert len(written) <= WRITTEN_MAX
+    numbers = [n for each in written for n in range(each.first_number, each.number + 1)]
+    assert numbers == list(range(count)), "they follow each other without a gap"
+    assert sum(each.length for each in written) == 10 * count
+    ends = {bucket: end for each in written for bucket, end in each.ends}
+    assert ends == {BUCKET: 10, OTHER: count - 10}
+    writer.session.trimmed(count - 1)
+    assert written[-1].number == count - 1
+    assert len(writer.session.written) == 1
 
 
 def test_a_session_says_when_too_much_waits(loop: VirtualLoop) -> None:

@@ -81,10 +81,13 @@ class WrittenObject(NamedTuple):
     """An object of the session that is durable, as trimming needs to know it."""
 
     number: int
+    """The last of its numbers."""
     length: int
     """Bytes of its entries."""
     ends: list[tuple[TableBucket, int]]
     """The end offset of each of its entries."""
+    first_number: int
+    """The same number; a smaller one where several objects in a row are described as one."""
 
 
 OnFenced = Callable[[SessionFencedError], None]

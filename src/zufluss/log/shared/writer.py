@@ -59,6 +59,8 @@ from zufluss.remote.wal import (
 
 AHEAD_FACTOR: Final = 4
 """Objects above one that is not known to be ours, at most, as a multiple of those under way."""
+WRITTEN_MAX: Final = 512
+"""Durable objects that are described one by one; trimming begins at half as many."""
 MEMORY_SECONDS: Final = 0.1
 """Pause after an object could not be built for lack of memory."""
 
@@ -184,7 +186,7 @@ class ObjectWriter:
         if self._error is not None:
             raise self._error
         header = self._header(WalKind.CLOSE)
-        self._send(encode_pieces(header), WrittenObject(header.number, 0, []))
+        self._send(encode_pieces(header), WrittenObject(header.number, 0, [], header.number))
         await self._wait_for(lambda: self._next == self._durable)
         if self._error is not None:
             raise self._error
@@ -237,7 +239,7 @@ class ObjectWriter:
         self._pace.started()
         ends = [(entry.bucket, entry.end_offset) for entry in entries]
         length = sum(entry.length for entry in entries)
-        self._send(data, WrittenObject(header.number, length, ends))
+        self._send(data, WrittenObject(header.number, length, ends, header.number))
         self._changed.set()
         return True
 
@@ -339,6 +341,8 @@ class ObjectWriter:
                 self.written.append(durable)
                 self.counts.objects += 1
                 self.counts.bytes += durable.length
+                if len(self.written) > WRITTEN_MAX:
+                    self.written = _in_pairs(self.written)
                 self._on_durable(durable.ends)
         self._changed.set()
         self._start()
@@ -371,3 +375,18 @@ class ObjectWriter:
             f"ObjectWriter(server_epoch={self._session.server_epoch}, next={self._next}, "
             f"durable={self._durable}, under_way={len(self._under_way)})"
         )
+
+
+def _in_pairs(objects: deque[WrittenObject]) -> deque[WrittenObject]:
+    """Describe each two objects as one, so that memory is bounded while nothing can be trimmed."""
+    rest = iter(objects)
+    pairs: deque[WrittenObject] = deque()
+    for one in rest:
+        other = next(rest, None)
+        if other is None:
+            pairs.append(one)
+            break
+        ends = [*(dict(one.ends) | dict(other.ends)).items()]
+        length = one.length + other.length
+        pairs.append(WrittenObject(other.number, length, ends, one.first_number))
+    return pairs

@@ -93,7 +93,7 @@ class Trimmer:
         ends: dict[TableBucket, int] = {}
         async for each in paced(written):
             for bucket, end in each.ends:
-                first.setdefault(bucket, each.number)
+                first.setdefault(bucket, each.first_number)
                 ends[bucket] = end
         floor = written[-1].number + 1
         served: dict[TableBucket, Replica] = {}
