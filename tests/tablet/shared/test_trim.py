@@ -121,6 +121,27 @@ async def test_a_bucket_that_is_being_recovered_holds_the_floor(tmp_path: Path) 
     await tablet.server.close()
 
 
+async def test_a_round_that_failed_is_not_repeated_at_once(tmp_path: Path) -> None:
+    """It has written tails again: without a coordinator they would be written each second."""
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    for _ in range(3):
+        await written(tablet, 0)
+    now = [0.0]
+    trimmer = trimmer_of(tablet, retained=100, clock=now)
+    cluster.gateway.lose_request = 1
+    with pytest.raises(NetworkError):
+        await trimmer.look_after()
+    assert len(cluster.objects(1)) == 4, "the tail was carried"
+    now[0] = TRIM_SECONDS - 1
+    await trimmer.look_after()
+    assert len(cluster.objects(1)) == 4
+    now[0] = TRIM_SECONDS
+    await trimmer.look_after()
+    assert len(cluster.objects(1)) == 1
+    await tablet.server.close()
+
+
 async def test_nothing_is_deleted_before_the_floor_is_recorded(tmp_path: Path) -> None:
     cluster = SharedCluster(tmp_path)
     tablet = await cluster.start("one")

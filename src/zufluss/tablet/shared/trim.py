@@ -71,6 +71,9 @@ class Trimmer:
         self._retained = retained
         self._clock = clock
         self._next = clock() + TRIM_SECONDS
+        self._not_before = self._next - TRIM_SECONDS
+        """When a round that is pressing may begin; after one that failed, not at once: it may have
+        written tails again, and would do so each second while the coordinator is away."""
 
     async def look_after(self) -> None:
         """Begin a round if one is due; called every second."""
@@ -78,9 +81,11 @@ class Trimmer:
         session = self._host.live
         if session is None or not session.writer.written:
             return
-        if self._clock() >= self._next or self._is_pressing(session):
-            self._next = self._clock() + TRIM_SECONDS
+        now = self._clock()
+        if now >= self._next or (now >= self._not_before and self._is_pressing(session)):
+            self._next = self._not_before = now + TRIM_SECONDS
             await self.trim(session)
+            self._not_before = now
 
     def _is_pressing(self, session: ServerSession) -> bool:
         written = session.writer.written
