@@ -39,6 +39,7 @@ SECTIONS = {
     "spark": 5,
     "remote": 5,
     "leases": 5,
+    "wal": 6,
 }
 """The modules with a `run`, and the rounds each takes."""
 QUICK_ROUNDS = 3
