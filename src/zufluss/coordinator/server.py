@@ -142,8 +142,10 @@ class Coordinator:
         self.lake_tables = base.lake_tables
         """Creates the lake tables of tables."""
         self.catalog = _catalog(base, state)
+        self.sessions = state.sessions
+        """Every session of the shared log that anything is left of."""
         self.wal = _wal(base, state, self.catalog, reach)
-        """Sessions of the shared log; None where the disks of tablet servers have the logs."""
+        """Begins and ends these sessions; None where the disks of tablet servers have the logs."""
         self.lake = _lake(base, state)
         self.leases = _leases(base, state)
         interval_ms = conf.get(options.KV_SNAPSHOT_LEASE_EXPIRATION_CHECK_INTERVAL)
@@ -316,6 +318,7 @@ class Coordinator:
                 self.image,
                 self.catalog.exclusive,
                 self.lost_locations,
+                self.sessions.check_unused,
             )
         )
         services.attach(

@@ -3,13 +3,18 @@
 A directory can be unmounted while the server runs. Objects would then be created below the mount
 point, acknowledged, and gone when the directory is mounted again. So the marker of the cluster is
 read before each object is created there; of other stores it is read once (`remote/storage.py`).
+
+A location can also be moved or declared lost. The seal that ends a session is put where the
+location is by then, so a session creates objects only where it began: at another address its next
+name would be free again. The coordinator moves no location that has a session somebody needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from zufluss.remote.objects import Content, ObjectInfo
+from zufluss.remote.errors import LocationUnavailableError
+from zufluss.remote.objects import Content, ObjectInfo, Objects
 from zufluss.remote.storage import RemoteStorage
 
 
@@ -19,13 +24,17 @@ class MarkedObjects:
     def __init__(self, storage: RemoteStorage, location_id: int) -> None:
         self._storage = storage
         self._location_id = location_id
-        self._objects = storage.wal_objects(location_id)
-        self.uri = self._objects.uri
+        self.uri = storage.wal_objects(location_id).uri
+        """The address at which objects are created, as long as the location has it."""
 
     async def create(self, path: str, data: Content) -> None:
         """Create an absent object with one request; ObjectExistsError if it exists."""
         await self._storage.ensure_marked(self._location_id)
-        await self._objects.create(path, data)
+        self._check_unmoved(path)
+        try:
+            await self._objects.create(path, data)
+        finally:
+            self._check_unmoved(path)
 
     async def get(self, path: str, *, limit: int) -> bytes:
         """Return an object."""
@@ -43,3 +52,18 @@ class MarkedObjects:
         """Delete objects."""
         await self._storage.ensure_marked(self._location_id)
         await self._objects.delete(paths)
+
+    @property
+    def _objects(self) -> Objects:
+        return self._storage.wal_objects(self._location_id)
+
+    def _check_unmoved(self, path: str) -> None:
+        """Raise `LocationUnavailableError` if the location was moved or given up meanwhile."""
+        location = self._storage.locations.get(self._location_id)
+        if self._objects.uri != self.uri or location.is_gone:
+            raise LocationUnavailableError(
+                self.uri.text,
+                path,
+                f"location {self._location_id} is {location.state.name} at {location.uri} by now, "
+                "so a session that began here does not go on; its server must register again",
+            )

@@ -58,12 +58,15 @@ class LocationService:
         image: ClusterImage,
         exclusive: Exclusive,
         lost: LostLocations,
+        check_movable: Callable[[int], None],
     ) -> None:
+        """`check_movable` raises `ConfigError` for a location that cannot be moved at present."""
         self._registry = registry
         self._inventory = inventory
         self._image = image
         self._exclusive = exclusive
         self._lost = lost
+        self._check_movable = check_movable
 
     async def list_locations(
         self, request: m.ListLocationsRequest, ctx: RequestContext
@@ -149,8 +152,13 @@ class LocationService:
         def ready() -> bool:
             return request.op != AlterOp.MOVE or not self._inventory.unchecked(moved, uri)
 
+        async def checked() -> Location | None:
+            if request.op == AlterOp.MOVE:
+                self._check_movable(moved)  # in turn: registrations begin sessions
+            return await alter(ready=ready)
+
         for _ in range(MOVES_MAX):
-            location = await self._exclusive(partial(alter, ready=ready))
+            location = await self._exclusive(checked)
             if location is not None:
                 return location
             await self._inventory.check_copy(moved, uri)

@@ -192,6 +192,25 @@ class SessionBook:
         locations = [x.session.location_id for x in self if x.state is not State.RELEASED]
         return {i: Usage(locations.count(i), 0) for i in set(locations)}
 
+    def check_unused(self, location_id: int) -> None:
+        """Raise `ConfigError` if a location has a session that goes on or that a bucket needs.
+
+        Its server would go on at the former address, and whoever seals it at the new one.
+        """
+        needed = [
+            record.session.server_id
+            for record in self
+            if record.session.location_id == location_id and record.state is not State.RELEASED
+        ]
+        if needed:
+            servers = ", ".join(map(str, sorted(set(needed))))
+            raise ConfigError(
+                f"location {location_id} has the shared log of tablet servers {servers}, and "
+                "cannot be moved: what they write would go to one address and be looked for at the "
+                "other. Give it weight 0, with another location that takes files, and try again in "
+                "a minute: servers begin new sessions there, and buckets follow them"
+            )
+
     # Changes take turns. Memory follows the store, so after a failure it may be behind: a floor
     # that is higher in the store than here was never granted, and a state is put again.
 

@@ -1,0 +1,101 @@
+"""Locations of the shared log that are moved, drained or lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.coordinator.support import call
+from tests.coordinator.wal.world import World
+from zufluss.config.load import Configuration
+from zufluss.errors import ConfigError
+from zufluss.remote.errors import LocationUnavailableError
+from zufluss.remote.locations import AdminState, AlterOp, Location, Locations
+from zufluss.remote.marked import MarkedObjects
+from zufluss.remote.storage import RemoteStorage
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = await World(tmp_path).start()
+    yield world
+    await world.stop()
+
+
+async def alter(
+    world: World, op: AlterOp, location_id: int | None = 1, **values: object
+) -> m.AlterLocationResponse:
+    request = m.AlterLocationRequest(op=op, location_id=location_id, **values)
+    return await call(world.services, ApiKey.ALTER_LOCATION, request)
+
+
+# Moves
+
+
+async def test_a_location_with_a_live_session_is_not_moved(world: World) -> None:
+    """The server would write at one address, and its seal would lie at the other."""
+    await world.server(1)
+    await world.server(2)
+    there = world.location.with_name("there")
+    shutil.copytree(world.location, there)
+    with pytest.raises(ConfigError, match="has the shared log of tablet servers 1, 2, and cannot"):
+        await alter(world, AlterOp.MOVE, uri=str(there))
+    assert world.coordinator.locations.locations.get(1).uri.endswith("location")
+
+
+async def test_a_location_is_moved_when_no_bucket_needs_its_sessions(world: World) -> None:
+    one = await world.server(1)
+    (bucket,) = await world.create_table(buckets=1)
+    await world.wal.end(1)
+    there = world.location.with_name("there")
+    shutil.copytree(world.location, there)
+    with pytest.raises(ConfigError, match="of tablet servers 1, and cannot"):
+        await alter(world, AlterOp.MOVE, uri=str(there))
+    await alter(world, AlterOp.ADD, None, uri=str(world.location.with_name("other")))
+    await alter(world, AlterOp.DRAIN)
+    await one.link.join()
+    await one.commit(bucket)
+    await world.wal.release_unused()
+    await alter(world, AlterOp.MOVE, uri=str(there))
+    assert world.coordinator.locations.locations.get(1).uri.endswith("there")
+
+
+@pytest.fixture
+async def objects(tmp_path: Path) -> tuple[RemoteStorage, MarkedObjects]:
+    locations = Locations(1, (Location(1, str(tmp_path / "here")),), explicit=True)
+    storage = RemoteStorage(Configuration.of({}), locations, state_file=None)
+    return storage, MarkedObjects(storage, 1)
+
+
+async def test_a_session_creates_nothing_at_an_address_it_did_not_begin_at(
+    tmp_path: Path, objects: tuple[RemoteStorage, MarkedObjects]
+) -> None:
+    """Its seals may not have been copied, so that its next name would be free there."""
+    storage, session = objects
+    await session.create("wal/0", b"rows")
+    (tmp_path / "there").mkdir()
+    there = Location(1, str(tmp_path / "there"))
+    storage.update(replace(storage.locations, version=2, locations=(there,)))
+    with pytest.raises(LocationUnavailableError, match="does not go on"):
+        await session.create("wal/1", b"rows")
+    assert not list((tmp_path / "there").iterdir())
+    later = MarkedObjects(storage, 1)
+    await later.create("wal/1", b"seal")
+    assert await session.get("wal/1", limit=10) == b"seal", "what is read lies at the new address"
+
+
+async def test_a_session_creates_nothing_in_a_location_that_was_declared_lost(
+    objects: tuple[RemoteStorage, MarkedObjects],
+) -> None:
+    storage, session = objects
+    lost = replace(storage.locations.get(1), state=AdminState.LOST)
+    storage.update(replace(storage.locations, version=2, locations=(lost,)))
+    with pytest.raises(LocationUnavailableError, match="is LOST at"):
+        await session.create("wal/0", b"rows")
