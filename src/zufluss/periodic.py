@@ -37,13 +37,15 @@ async def pause(seconds: float, wake: asyncio.Event | None = None) -> None:
             await asyncio.sleep(0)  # has no timer
 
 
-async def repeat(seconds: float, work: Callable[[], object], failed: str) -> None:
+async def repeat(
+    seconds: float | Callable[[], float], work: Callable[[], object], failed: str
+) -> None:
     """Call `work`, and await it if it can be awaited, after each pause of so many seconds.
 
     A failure is logged as the event `failed`, and the next round comes.
     """
     while True:
-        await pause(seconds)
+        await pause(seconds() if callable(seconds) else seconds)
         try:
             outcome = work()
             if inspect.isawaitable(outcome):

@@ -449,7 +449,8 @@ ZUFLUSS_LOOKUP_LEASE = duration_option(
     3000,
     "With `zufluss.log.durability = remote`: how long a tablet server answers lookups and scans "
     "after the coordinator confirmed it last. Another one that takes its primary-key buckets over "
-    "acknowledges no write before that time is over. Heartbeats come three times as often.",
+    "acknowledges no write before that time is over. Heartbeats come three times as often. The "
+    "coordinator's value counts: tablet servers get it when they register.",
     minimum=300,
 )
 ZUFLUSS_WAL_INTERVAL = duration_option(

@@ -324,6 +324,7 @@ class Registrations:
             producers=await producer_messages(producers),
             configs=self._locations.configs_for_tablets.to_proto(),
             wal_session=None if session is None else session_to_proto(session),
+            lookup_lease_ms=None if self._wal is None else self._wal.lease_ms,
         )
 
     async def _begin(

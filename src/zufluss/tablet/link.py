@@ -98,9 +98,6 @@ class CoordinatorLink:
         """
         self._replaced = replaced
         self._session = session
-        self._interval = HEARTBEAT_SECONDS
-        if session is not None:
-            self._interval = min(HEARTBEAT_SECONDS, session.lease.seconds / HEARTBEATS_PER_LEASE)
         self.replacement: ZuflussError | None = None
         """The coordinator's word that another process has this server's id."""
         self._clock = clock
@@ -132,6 +129,12 @@ class CoordinatorLink:
     async def stop(self) -> None:
         """Send no more heartbeats."""
         await end(self._task)
+
+    def _interval(self) -> float:
+        """Seconds between two heartbeats."""
+        if self._session is None:
+            return HEARTBEAT_SECONDS
+        return min(HEARTBEAT_SECONDS, self._session.lease.seconds / HEARTBEATS_PER_LEASE)
 
     @property
     def silent_seconds(self) -> float | None:
@@ -171,6 +174,8 @@ class CoordinatorLink:
             self._check_cluster(answer.cluster_id)
             if self._session is not None:
                 self._session.note_epoch(answer.server_epoch)
+                if answer.HasField("lookup_lease_ms"):
+                    self._session.lease.seconds = answer.lookup_lease_ms / 1000
                 self._session.lease.confirmed(asked)
             self._image.apply(codec.changes_of(answer.metadata))
             self._coordinator.epoch = answer.coordinator_epoch

@@ -101,6 +101,33 @@ async def test_after_a_restart_of_the_coordinator_leaders_wait_a_whole_lease(wor
     assert other.tablet.buckets[bucket].lease_ms == 1000 * (LEASE_SECONDS - 1)
 
 
+async def test_servers_answer_lookups_for_as_long_as_the_coordinator_says(world: World) -> None:
+    """With a longer lease of its own, a lost server would answer when another one leads."""
+    one = await world.server(1)
+    one.lease.seconds = 60.0
+    await one.link.join()
+    one.lease.begin()
+    await one.link.heartbeat()
+    world.seconds.now += LEASE_SECONDS
+    one.lease.check()
+    world.seconds.now += 0.1
+    with pytest.raises(NotLeaderError, match="no word from the coordinator for 3 s"):
+        one.lease.check()
+    assert one.link._interval() == 1, "three heartbeats fit into it"
+
+
+async def test_a_new_leader_waits_for_the_lease_that_the_former_one_has(world: World) -> None:
+    """The option was made smaller, and the former leader has not registered since."""
+    await world.server(1)
+    (bucket,) = await world.create_table(buckets=1)
+    world.conf["zufluss.lookup.lease"] = "1s"
+    await world.restart()
+    world.seconds.now += 0.5
+    other = await world.server(1, "elsewhere")
+    assert other.tablet.buckets[bucket].lease_ms == 1000 * (LEASE_SECONDS - 0.5)
+    assert other.lease.seconds == 1
+
+
 async def test_a_session_that_has_ended_gets_no_floor_and_no_bucket(world: World) -> None:
     one = await world.server(1)
     (bucket,) = await world.create_table(buckets=1)

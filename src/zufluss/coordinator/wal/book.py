@@ -15,7 +15,7 @@ session began to close: so whoever seals knows a floor at which nothing is missi
 | path | value |
 |---|---|
 | `/wal/durability` | text: the `zufluss.log.durability` of the cluster; absent in older clusters, which means `local` |
-| `/wal/sessions/SERVER_EPOCH` | `server_id`, `location_id`, `floor`, `state`, `end` (of a sealed session), `ended_ms` (when it was sealed) |
+| `/wal/sessions/SERVER_EPOCH` | `server_id`, `location_id`, `lease_ms`, `floor`, `state`, `end` (of a sealed session), `ended_ms` (when it was sealed) |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class SessionRecord:
 
     session: WalSession
     """Whose it is, and where its objects are."""
+    lease_ms: int = 0
+    """How long its server answers lookups after a confirmation; 0 if that was not noted."""
     state: State = State.LIVE
     """How far its life has got."""
     floor: int = 0
@@ -77,6 +79,7 @@ class SessionRecord:
         value: dict[str, Any] = {
             "server_id": self.session.server_id,
             "location_id": self.session.location_id,
+            "lease_ms": self.lease_ms,
             "floor": self.floor,
             "state": self.state,
         }
@@ -90,6 +93,7 @@ class SessionRecord:
         value = json.loads(data)
         return cls(
             WalSession(value["server_id"], server_epoch, value["location_id"]),
+            value.get("lease_ms", 0),
             State(value["state"]),
             value["floor"],
             value.get("end", 0),
@@ -214,10 +218,10 @@ class SessionBook:
     # Changes take turns. Memory follows the store, so after a failure it may be behind: a floor
     # that is higher in the store than here was never granted, and a state is put again.
 
-    async def begin(self, session: WalSession) -> SessionRecord:
+    async def begin(self, session: WalSession, lease_ms: int) -> SessionRecord:
         """Note a new session."""
         async with self._turn:
-            record = SessionRecord(session)
+            record = SessionRecord(session, lease_ms)
             await self._ledger.commit([Create(_path(session), record.to_json())])
             return self._set(record)
 

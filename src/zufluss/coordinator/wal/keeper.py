@@ -59,8 +59,8 @@ class WalKeeper:
     ) -> None:
         """`clock` never jumps; `reach` is told the name of each step, where tests kill."""
         self.book = book
-        self.lease_seconds = conf.get(options.ZUFLUSS_LOOKUP_LEASE) / 1000
-        """How long a server answers lookups after a heartbeat."""
+        self.lease_ms = conf.get(options.ZUFLUSS_LOOKUP_LEASE)
+        """How long servers that register now answer lookups after a heartbeat."""
         self.image: ClusterImage = catalog.image
         self.clock = clock
         self._storage = storage
@@ -71,6 +71,11 @@ class WalKeeper:
         self._confirmed: dict[int, float] = {}
         """When sessions that have ended were confirmed last, by server epoch."""
         self._ending = asyncio.Lock()
+
+    @property
+    def lease_seconds(self) -> float:
+        """The same in seconds."""
+        return self.lease_ms / 1000
 
     def check_locations(self, locations: Locations) -> None:
         """Raise `ConfigError` unless sessions have a place."""
@@ -87,7 +92,7 @@ class WalKeeper:
         """Begin the session of a registration, once the former ones have been sealed."""
         await self.end(server_id)
         session = WalSession(server_id, server_epoch, self._location())
-        await self.book.begin(session)
+        await self.book.begin(session, self.lease_ms)
         return session
 
     async def end(self, server_id: int) -> None:
@@ -126,8 +131,11 @@ class WalKeeper:
         """So long the server of a session may still answer lookups."""
         if source is None:
             return 0
-        confirmed = self._confirmed.get(source.session.server_epoch, self._start)
-        return math.ceil(1000 * max(0.0, confirmed + self.lease_seconds - self.clock()))
+        server_epoch = source.session.server_epoch
+        record = self.book.get(server_epoch)
+        lease_ms = self.lease_ms if record is None else record.lease_ms or self.lease_ms
+        confirmed = self._confirmed.get(server_epoch, self._start)
+        return math.ceil(max(0.0, lease_ms - 1000 * (self.clock() - confirmed)))
 
     def name(self, session: WalSession) -> Session:
         """A session as the shared log knows it."""

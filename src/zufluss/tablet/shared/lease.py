@@ -32,7 +32,7 @@ class LookupLease:
     def __init__(self, seconds: float, clock: Callable[[], float] = uptime_seconds) -> None:
         self.clock = clock
         self.seconds = seconds
-        """How long a confirmation holds."""
+        """How long a confirmation holds: what the coordinator says when the server registers."""
         self._confirmed = -float("inf")
         self._held = False
 

@@ -100,11 +100,14 @@ class RegisterTabletServerResponse(_message.Message):
     PRODUCERS_FIELD_NUMBER: _builtins.int
     CONFIGS_FIELD_NUMBER: _builtins.int
     WAL_SESSION_FIELD_NUMBER: _builtins.int
+    LOOKUP_LEASE_MS_FIELD_NUMBER: _builtins.int
     server_epoch: _builtins.int
     """grows with every registration of this server"""
     coordinator_epoch: _builtins.int
     cluster_id: _builtins.str
     """data of another cluster is never dropped"""
+    lookup_lease_ms: _builtins.int
+    """zufluss.lookup.lease of the coordinator, which counts"""
     @_builtins.property
     def metadata(self) -> _cluster_pb2.UpdateMetadataRequest:
         """the whole catalog"""
@@ -137,10 +140,11 @@ class RegisterTabletServerResponse(_message.Message):
         producers: _abc.Iterable[Global___PbTableProducers] | None = ...,
         configs: Global___PbDynamicConfigs | None = ...,
         wal_session: Global___PbWalSession | None = ...,
+        lookup_lease_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "server_epoch", b"server_epoch", "wal_session", b"wal_session"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "lookup_lease_ms", b"lookup_lease_ms", "metadata", b"metadata", "server_epoch", b"server_epoch", "wal_session", b"wal_session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "metadata", b"metadata", "producers", b"producers", "replicas", b"replicas", "server_epoch", b"server_epoch", "wal_session", b"wal_session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "configs", b"configs", "coordinator_epoch", b"coordinator_epoch", "locations", b"locations", "lookup_lease_ms", b"lookup_lease_ms", "metadata", b"metadata", "producers", b"producers", "replicas", b"replicas", "server_epoch", b"server_epoch", "wal_session", b"wal_session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
