@@ -6,16 +6,21 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from tests.coordinator.wal.world import EVENTS, LEASE_SECONDS, SILENCE, Server, World, until
 from zufluss.cluster.examination import Severity
-from zufluss.cluster.wal import WalSource
+from zufluss.cluster.replicas import replica_from_proto
+from zufluss.cluster.wal import Takeover, WalSource
 from zufluss.coordinator.wal.book import State
-from zufluss.coordinator.wal.takeover import RETURN_SECONDS
-from zufluss.model.table import TableBucket
+from zufluss.coordinator.wal.takeover import RETURN_SECONDS, UNDELIVERED_SECONDS
+from zufluss.errors import NetworkError
+from zufluss.model.table import DatabaseDescriptor, TableBucket
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
 
 STEPS = ("wal-close", "wal-seal", "wal-sealed", "wal-assign", "wal-assigned")
 
@@ -175,6 +180,71 @@ async def test_an_order_that_does_not_arrive_is_sent_again(world: World) -> None
     await until(lambda: led(world, two, buckets) == buckets)
     two.frozen = False
     await ordered(world, buckets)
+
+
+def hang(server: Server) -> asyncio.Future[None]:
+    """Have orders to lead buckets reach a server only when the outcome is set, or never."""
+    outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    call = server.call
+
+    async def late(api_key: ApiKey, request: Any, *, timeout_ms: int) -> Any:
+        if api_key is not ApiKey.NOTIFY_LEADER_AND_ISR:
+            return await call(api_key, request, timeout_ms=timeout_ms)
+        await asyncio.shield(outcome)
+        orders = map(replica_from_proto, request.notify_buckets_leader_req)
+        server.tablet.buckets |= {order.table_bucket: order for order in orders}
+        return m.NotifyLeaderAndIsrResponse()
+
+    server.call = late  # type: ignore[method-assign]
+    return outcome
+
+
+async def test_a_new_leader_that_hangs_holds_up_nobody_else(world: World) -> None:
+    lost, two, three = [await world.server(i) for i in (1, 2, 3)]
+    buckets = await world.create_table(buckets=6)
+    outcome = hang(two)
+    await world.silent(lost)
+    await until(lambda: not led(world, lost, buckets))
+    await ordered(world, led(world, three, buckets))
+    await world.coordinator.catalog.create_database("meanwhile", DatabaseDescriptor())
+    await world.silent(lost, three)
+    await until(lambda: led(world, two, buckets) == buckets)
+    outcome.set_result(None)
+    await ordered(world, buckets)
+
+
+async def test_a_bucket_that_is_dropped_while_its_order_is_under_way_is_stopped(
+    world: World,
+) -> None:
+    lost, two = await world.server(1), await world.server(2)
+    await world.create_table(buckets=2)
+    outcome = hang(two)
+    await world.silent(lost)
+    await until(lambda: world.takeovers._sending)
+    await world.coordinator.catalog.drop_table(EVENTS)
+    outcome.set_result(None)
+    await until(lambda: not world.takeovers._sending)
+    assert not two.tablet.buckets
+
+
+async def test_buckets_of_a_server_that_takes_no_orders_go_to_another_one(world: World) -> None:
+    lost, two, three = [await world.server(i) for i in (1, 2, 3)]
+    buckets = await world.create_table(buckets=3)
+    (bucket,) = led(world, lost, buckets)
+    former = lost.session
+    outcome = hang(two)
+    await world.silent(lost)
+    await until(lambda: world.state(bucket).leader == two.server_id)
+    outcome.set_exception(NetworkError("no answer in time"))
+    await until(lambda: world.takeovers._failing)
+    world.seconds.now += UNDELIVERED_SECONDS + 0.1
+    await until(lambda: world.state(bucket).leader == three.server_id)
+    await ordered(world, [bucket])
+    order = three.tablet.buckets[bucket]
+    assert (order.source, order.leader_epoch) == (WalSource(former, 0, 0), 2)
+    late = [Takeover(bucket, 1)]
+    assert await world.wal.commit_takeovers(two.session, late) == set(), "it came too late"
+    assert set(world.coordinator.image.tablets) == {2, 3}
 
 
 @pytest.mark.parametrize("step", STEPS)

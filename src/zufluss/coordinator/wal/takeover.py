@@ -8,10 +8,14 @@ stopped; servers that it has not seen yet have `RETURN_SECONDS` to come back by 
 |---|---|---|
 | 1 | its session is closed and sealed (`keeper.py`) | the next round does it again |
 | 2 | its buckets get new leaders, in transactions by table and partition; the session stays their source | those that have none yet get one in the next round |
-| 3 | the new leaders get orders | an order is sent again until it arrives, or its leader registers anew |
+| 3 | the new leaders get orders, each on its own | an order is sent again until it arrives, or its leader registers anew; after `UNDELIVERED_SECONDS` another server gets the bucket |
 
 The new leaders read the session, continue it in their own, and commit that. With no other server
 there, the buckets wait for the first that registers.
+
+Orders are not sent in the turn of the catalog: a leader that hangs would hold up every change. So
+a bucket may be dropped, or given to another server, while its order is under way; then the leader
+is told to stop it.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -19,20 +23,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
 
 from zufluss.cluster.examination import Finding, Severity
 from zufluss.cluster.image import BucketState
-from zufluss.cluster.replicas import ReplicaAssignment
+from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.cluster.wal import WalSession
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.wal.keeper import WalKeeper, led_by
-from zufluss.errors import ZuflussError, reason_of
+from zufluss.errors import reason_of
 from zufluss.model.table import TableBucket
 from zufluss.periodic import log_failure, pause
 from zufluss.tasks import end
@@ -43,6 +48,9 @@ RETURN_SECONDS: Final = 30.0
 """So long after the start of the coordinator its servers may come back by themselves."""
 RETRY_SECONDS: Final = 1.0
 """Pause between two rounds while something is left to do."""
+UNDELIVERED_SECONDS: Final = 30.0
+"""A server that takes no orders for so long does not get the buckets. It is not given up for that:
+one that opens many buckets after its registration takes orders only when they are open."""
 
 
 class Takeovers:
@@ -71,6 +79,10 @@ class Takeovers:
         self._unseen_until = keeper.clock() + RETURN_SECONDS
         self._orders: dict[TableBucket, ReplicaAssignment] = {}
         """Orders that have not arrived yet."""
+        self._sending: dict[int, asyncio.Task[None]] = {}
+        """Orders under way, by server."""
+        self._failing: dict[int, float] = {}
+        """Since when servers take no orders."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -81,10 +93,13 @@ class Takeovers:
     async def stop(self) -> None:
         """Stop; the next coordinator goes on."""
         await end(self._task)
+        for sending in tuple(self._sending.values()):
+            await end(sending)
 
     def joined(self, server_id: int) -> None:
         """A server has registered: it has its orders, and may get buckets of others."""
         self._seen.add(server_id)
+        self._failing.pop(server_id, None)
         for bucket in [b for b, order in self._orders.items() if order.state.leader == server_id]:
             del self._orders[bucket]
         self._wake.set()
@@ -103,7 +118,7 @@ class Takeovers:
             await pause(RETRY_SECONDS, self._wake)
 
     async def look(self) -> None:
-        """Look for lost servers once, and send the orders that have not arrived."""
+        """Look for lost servers once, and begin to send the orders that have not arrived."""
         lost = self._lost()
         self.problems = {i: reason for i, reason in self.problems.items() if i in lost}
         for server_id, sessions in lost.items():
@@ -112,7 +127,7 @@ class Takeovers:
             except Exception as problem:
                 log_failure("take_over_failed", problem)
                 self.problems[server_id] = reason_of(problem)
-        await self._send()
+        self._send()
 
     def _lost(self) -> dict[int, list[WalSession]]:
         """The servers whose buckets or sessions nobody looks after, with these sessions."""
@@ -131,22 +146,36 @@ class Takeovers:
     async def _take_over(self, server_id: int, sessions: Sequence[WalSession]) -> None:
         await self._keeper.end_sessions(sessions)
         if self._image.leaders[server_id]:
-            await self._catalog.exclusive(lambda: self._assign(server_id))
+            await self._catalog.exclusive(lambda: self._assign_lost(server_id))
 
-    async def _assign(self, server_id: int) -> None:
+    async def _assign_lost(self, server_id: int) -> None:
         """Give the buckets of a lost server to those that are there."""
-        nodes = self._tablets.answering(self._image.tablets.values())
         if server_id in self._image.tablets:  # it has come back
             return
-        if not nodes:
+        taken = await self._assign(server_id, lambda bucket, state: True)
+        if taken is None:
             self.problems[server_id] = "no other tablet server answers"
-            return
+        else:
+            log.warning("buckets_taken_over", lost_server=server_id, buckets=taken)
+
+    async def _assign(
+        self, server_id: int, which: Callable[[TableBucket, BucketState], bool]
+    ) -> int | None:
+        """Give buckets that a server leads to others; how many, None if no other is there."""
+        nodes = [
+            node
+            for node in self._tablets.answering(self._image.tablets.values())
+            if node.node_id != server_id
+        ]
+        if not nodes:
+            return None
         leaders: Counter[int] = Counter(self._image.leaders)
 
         def other_leaders() -> Mapping[TableBucket, BucketState]:
             owners: dict[tuple[int, int | None], list[tuple[TableBucket, BucketState]]] = {}
             for _, bucket, state in self._keeper.led(server_id):
-                owners.setdefault(bucket[:2], []).append((bucket, state))
+                if which(bucket, state):
+                    owners.setdefault(bucket[:2], []).append((bucket, state))
             states: dict[TableBucket, BucketState] = {}
             for owned in owners.values():
                 placed = place(len(owned), nodes, leaders)
@@ -163,29 +192,68 @@ class Takeovers:
         orders = [self._keeper.order(*each) for each in self._image.buckets() if each[1] in taken]
         self._orders |= {order.table_bucket: order for order in orders}
         self.count += len(orders)
-        log.warning("buckets_taken_over", lost_server=server_id, buckets=len(orders))
+        return len(orders)
 
-    async def _send(self) -> None:
-        """Send the orders that have not arrived."""
+    def _send(self) -> None:
+        """Send the orders that have not arrived, to all their servers at once."""
+        for bucket, order in list(self._orders.items()):
+            if self._image.bucket_state(bucket) != order.state:
+                del self._orders[bucket]  # dropped, or another server leads it by now
+        servers = {order.state.leader for order in self._orders.values()}
+        for server_id in servers - self._sending.keys():
+            sending = asyncio.create_task(self._send_to(server_id), name=f"orders-{server_id}")
+            self._sending[server_id] = sending
+            sending.add_done_callback(partial(self._sent, server_id))
 
-        async def send() -> None:
-            for bucket, order in list(self._orders.items()):
-                if self._image.bucket_state(bucket) != order.state:
-                    del self._orders[bucket]  # dropped, or another server leads it by now
-            for server_id in {order.state.leader for order in self._orders.values()}:
-                orders = [x for x in self._orders.values() if x.state.leader == server_id]
-                tables = {order.table_bucket.table_id for order in orders}
-                producers = filter(None, map(self._producers.of_table, tables))
-                try:
-                    await self._tablets.start_replicas(orders, tuple(producers))
-                except ZuflussError as problem:
-                    log_failure("take_over_not_ordered", problem)
-                else:
-                    for order in orders:
-                        del self._orders[order.table_bucket]
+    def _sent(self, server_id: int, sending: asyncio.Task[None]) -> None:
+        del self._sending[server_id]
 
-        if self._orders:
-            await self._catalog.exclusive(send)
+    async def _send_to(self, server_id: int) -> None:
+        """Send a server its orders once."""
+        orders = [x for x in self._orders.values() if x.state.leader == server_id]
+        began = self._keeper.clock()
+        try:
+            tables = {order.table_bucket.table_id for order in orders}
+            producers = filter(None, map(self._producers.of_table, tables))
+            await self._tablets.start_replicas(orders, tuple(producers))
+        except Exception as problem:
+            log_failure("take_over_not_ordered", problem)
+            since = self._failing.setdefault(server_id, began)
+            late = self._keeper.clock() - since >= UNDELIVERED_SECONDS
+        else:
+            self._failing.pop(server_id, None)
+            late = False
+            for order in orders:
+                if self._orders.get(order.table_bucket) is order:
+                    del self._orders[order.table_bucket]
+        try:
+            if late:
+                await self._give_to_others(server_id, orders)
+            await self._stop_others(server_id, orders)
+        except Exception as problem:
+            log_failure("take_over_not_ordered", problem)
+
+    async def _give_to_others(self, server_id: int, orders: Sequence[ReplicaAssignment]) -> None:
+        """Give buckets to other servers whose leader takes no orders; their source is the same."""
+        states = {order.table_bucket: order.state for order in orders}
+        taken = await self._catalog.exclusive(
+            lambda: self._assign(server_id, lambda bucket, state: states.get(bucket) == state)
+        )
+        if taken:
+            log.warning("orders_given_to_others", not_ordered=server_id, buckets=taken)
+            self._wake.set()
+
+    async def _stop_others(self, server_id: int, orders: Sequence[ReplicaAssignment]) -> None:
+        """Stop buckets that the server should not lead any more: its order came too late."""
+        stops: list[ReplicaStop] = []
+        for order in orders:
+            state = self._image.bucket_state(order.table_bucket)
+            if state is None or state.leader != server_id:
+                stops.append(
+                    ReplicaStop(order.table_bucket, order.leader_epoch, True, (server_id,))
+                )
+        if stops:
+            await self._tablets.stop_replicas(stops)
 
     def findings(self) -> Iterable[Finding]:
         """Lost servers whose buckets nobody has taken over yet."""
