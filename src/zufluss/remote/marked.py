@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from zufluss.remote.errors import LocationUnavailableError
+from zufluss.remote.errors import LocationUnavailableError, ObjectCorruptError
 from zufluss.remote.objects import Content, ObjectInfo, Objects
 from zufluss.remote.storage import RemoteStorage
 
@@ -37,11 +37,13 @@ class MarkedObjects:
             self._check_unmoved(path)
 
     async def get(self, path: str, *, limit: int) -> bytes:
-        """Return an object."""
+        """Return an object; ObjectCorruptError if the location was lost."""
+        self._check_not_lost(path)
         return await self._objects.get(path, limit=limit)
 
     async def get_range(self, path: str, start: int, end: int) -> memoryview:
-        """Return a part of an object."""
+        """Return a part of an object; ObjectCorruptError if the location was lost."""
+        self._check_not_lost(path)
         return await self._objects.get_range(path, start, end)
 
     def list(self, prefix: str) -> AsyncIterator[list[ObjectInfo]]:
@@ -56,6 +58,12 @@ class MarkedObjects:
     @property
     def _objects(self) -> Objects:
         return self._storage.wal_objects(self._location_id)
+
+    def _check_not_lost(self, path: str) -> None:
+        if self._storage.locations.get(self._location_id).is_gone:
+            raise ObjectCorruptError(
+                self.uri.text, path, f"location {self._location_id} was given up as lost"
+            )
 
     def _check_unmoved(self, path: str) -> None:
         """Raise `LocationUnavailableError` if the location was moved or given up meanwhile."""

@@ -11,9 +11,13 @@ import pytest
 import pytest_asyncio
 
 from tests.coordinator.support import call
-from tests.coordinator.wal.world import World
+from tests.coordinator.wal.world import EVENTS, World, until
+from zufluss.cluster.wal import WalSource
 from zufluss.config.load import Configuration
+from zufluss.coordinator.wal.book import State
 from zufluss.errors import ConfigError
+from zufluss.log.shared.api import LostObject
+from zufluss.log.shared.tails import SessionTails
 from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.locations import AdminState, AlterOp, Location, Locations
 from zufluss.remote.marked import MarkedObjects
@@ -99,3 +103,68 @@ async def test_a_session_creates_nothing_in_a_location_that_was_declared_lost(
     storage.update(replace(storage.locations, version=2, locations=(lost,)))
     with pytest.raises(LocationUnavailableError, match="is LOST at"):
         await session.create("wal/0", b"rows")
+
+
+# Losses
+
+
+async def lose(world: World) -> None:
+    """The location of the shared log is destroyed, another one is added, and it is given up."""
+    shutil.rmtree(world.location)
+    await alter(world, AlterOp.ADD, None, uri=str(world.location.with_name("other")))
+    await alter(world, AlterOp.RETIRE, force=True)
+
+
+async def test_the_servers_of_a_lost_location_go_on_in_another_one(world: World) -> None:
+    """The loss is declared, so they have not to wait for a seal that nobody can put."""
+    one = await world.server(1)
+    (bucket,) = await world.create_table(buckets=1)
+    former = one.session
+    await world.wal.commit_wal_floor(former, 4)
+    await lose(world)
+    await one.link.join()
+    assert one.session.location_id == 2
+    record = world.wal.book.get(former.server_epoch)
+    assert record is not None
+    assert (record.state, record.lost) == (State.SEALED, True)
+    assert one.tablet.buckets[bucket].source == WalSource(former, 4, 5), "something is missing"
+    (other,) = await world.create_table("other", buckets=1)
+    assert one.tablet.buckets[other].source is None
+    await world.restart()
+    assert world.wal.book.get(former.server_epoch) == record
+
+
+async def test_what_a_lost_session_had_is_found_missing_and_not_taken_for_nothing(
+    world: World,
+) -> None:
+    one = await world.server(1)
+    (bucket,) = await world.create_table(buckets=1)
+    await lose(world)
+    await one.link.join()
+    session, floor, end = one.tablet.buckets[bucket].source
+    shared = world.wal.shared_log(session)
+    (found,) = [read async for read in shared.read(world.name(session), floor, end)]
+    assert isinstance(found, LostObject)
+    assert "location 1 was given up as lost" in found.reason
+    tails = SessionTails({bucket: 7})
+    list(tails.add(found))
+    assert "offsets from 7 on" in tails.lost[bucket].message
+
+
+async def test_a_lost_location_is_retired_when_the_tables_that_ended_there_are_dropped(
+    world: World,
+) -> None:
+    one = await world.server(1)
+    await world.create_table(buckets=1)
+    await lose(world)
+    await one.link.join()
+    cleaner = world.coordinator.wal_cleaner
+    assert cleaner is not None
+    await cleaner.clean()
+    assert world.wal.book.live_usage().keys() == {1, 2}
+    await world.coordinator.catalog.drop_table(EVENTS)
+    await cleaner.clean()
+    assert world.wal.book.live_usage().keys() == {2}
+    world.coordinator.lost_locations.begin(1)
+    locations = world.coordinator.locations
+    await until(lambda: locations.locations.get(1).state is AdminState.RETIRED)

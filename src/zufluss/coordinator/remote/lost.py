@@ -10,6 +10,7 @@ registry, so after a crash the next start goes on. The steps can be repeated in 
 | here | leases of lost snapshots are revoked with the reason, durably, before anything else |
 | here | lost snapshots are removed from the records of their buckets |
 | here | offsets files of lakes are written anew, from memory (`lake/tables.py`) |
+| here | sessions of the shared log end with a loss as their servers register again; buckets that need them are refused (`wal/keeper.py`) |
 | here | when nothing refers to the location any more, it is retired |
 
 Nobody reads or lists a lost location: the cleaner and the sweep leave it out.
@@ -98,7 +99,8 @@ class LostLocations:
             raise error(
                 ErrorCode.STORAGE_EXCEPTION,
                 f"{files} files of {location}, which was lost, are still referred to; tablet "
-                "servers remove them from their manifests",
+                "servers remove them from their manifests; sessions of the shared log count until "
+                "the tables whose last rows were there are dropped",
             )
         self._reach("lost-retire")
         await self._exclusive(

@@ -15,7 +15,7 @@ session began to close: so whoever seals knows a floor at which nothing is missi
 | path | value |
 |---|---|
 | `/wal/durability` | text: the `zufluss.log.durability` of the cluster; absent in older clusters, which means `local` |
-| `/wal/sessions/SERVER_EPOCH` | `server_id`, `location_id`, `lease_ms`, `floor`, `state`, `end` (of a sealed session), `ended_ms` (when it was sealed) |
+| `/wal/sessions/SERVER_EPOCH` | `server_id`, `location_id`, `lease_ms`, `floor`, `state`, `end` (of a sealed session), `ended_ms` (when it was sealed), `lost` (if its location was, before it was sealed) |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -68,6 +68,9 @@ class SessionRecord:
     """The number behind the last object, once the session is sealed."""
     ended_ms: int = 0
     """When it was sealed, epoch milliseconds."""
+    lost: bool = False
+    """Its location was given up as lost: nobody knows where it ended. Its first number is what
+    everybody finds missing, so that buckets that need it are refused."""
 
     @property
     def has_ended(self) -> bool:
@@ -85,6 +88,8 @@ class SessionRecord:
         }
         if self.has_ended:
             value |= {"end": self.end, "ended_ms": self.ended_ms}
+        if self.lost:
+            value["lost"] = True
         return dump_object(value)
 
     @classmethod
@@ -98,6 +103,7 @@ class SessionRecord:
             value["floor"],
             value.get("end", 0),
             value.get("ended_ms", 0),
+            value.get("lost", False),
         )
 
 
@@ -246,6 +252,14 @@ class SessionBook:
             record = self._sessions[session.server_epoch]
             if record.state is State.CLOSING:
                 await self._put(replace(record, state=State.SEALED, end=end, ended_ms=now_ms))
+
+    async def give_up(self, session: WalSession, now_ms: int) -> None:
+        """Note that a session was lost with its location, at whatever number it ended."""
+        async with self._turn:
+            record = self._sessions[session.server_epoch]
+            if record.state is State.CLOSING:
+                lost = replace(record, state=State.SEALED, end=record.floor + 1, lost=True)
+                await self._put(replace(lost, ended_ms=now_ms))
 
     async def release(self, session: WalSession) -> None:
         """Note that no bucket needs a session that has ended."""

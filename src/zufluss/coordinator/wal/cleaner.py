@@ -68,6 +68,9 @@ class WalCleaner:
     async def _clean(self, record: SessionRecord) -> None:
         session, epoch = record.session, record.session.server_epoch
         self._reach("wal-delete")
+        if self._keeper.is_lost(session):
+            await self._keeper.forget(session)
+            return
         shared = self._keeper.shared_log(session)
         if epoch not in self._deleted:
             count = await shared.trim(self._keeper.name(session), EVERYTHING)

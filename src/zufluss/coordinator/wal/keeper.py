@@ -10,6 +10,11 @@ its end. That session is live and its leader's own, or it has ended.
 | a server is lost | its session is closed and sealed; its buckets get other leaders (`takeover.py`) |
 | a leader has copied the end of a bucket into its session | `wal` names that session, if its leader epoch is still the bucket's |
 
+**A location that was lost** takes the ends of its sessions with it. They end where they are known to
+begin, as if their first object were missing: buckets that need them are refused, with the first
+offset that cannot be read, until they are dropped. Nobody guesses which of them had nothing there,
+because offsets that were acknowledged would get other rows.
+
 **Lookups of a former leader** end by themselves (`tablet/shared/lease.py`), some time after the last
 heartbeat that was confirmed. A new leader is told how long that may still be: not at all if the
 former process has ended, and a whole lease from the start of a coordinator that has not heard of
@@ -113,6 +118,10 @@ class WalKeeper:
     async def _end(self, session: WalSession) -> None:
         self._reach("wal-close")
         record = await self.book.begin_to_close(session)
+        if self.is_lost(session):
+            log.error("wal_session_lost", **session._asdict(), floor=record.floor)
+            await self.book.give_up(session, self._clock_ms())
+            return
         epoch = self._catalog.epoch
         self._reach("wal-seal")
         end = await self.shared_log(session).seal(self.name(session), record.floor, epoch)
@@ -136,6 +145,10 @@ class WalKeeper:
         lease_ms = self.lease_ms if record is None else record.lease_ms or self.lease_ms
         confirmed = self._confirmed.get(server_epoch, self._start)
         return math.ceil(max(0.0, lease_ms - 1000 * (self.clock() - confirmed)))
+
+    def is_lost(self, session: WalSession) -> bool:
+        """Whether the location of a session was given up as lost."""
+        return self._storage.locations.get(session.location_id).is_gone
 
     def name(self, session: WalSession) -> Session:
         """A session as the shared log knows it."""
