@@ -59,6 +59,9 @@ CHECK_SECONDS = 1.0
 """Interval between two checks for silent servers."""
 CHECK_SECONDS_SHARED = 0.2
 """The same with a shared log."""
+MOVE_SECONDS = 60.0
+"""The longest time for which a server that registers again for another location is waited for,
+before the next one does."""
 HELD_UP_SECONDS = 1.0
 """A check that comes later than this finds a coordinator that was held up, not silent servers."""
 REFUSALS = 2
@@ -131,6 +134,8 @@ class Registrations:
         """When the last check ended."""
         self._task: asyncio.Task[None] | None = None
         self._watches: set[asyncio.Task[None]] = set()
+        self._moving: tuple[int, float] | None = None
+        """The server that was told to begin a session in another location, and when."""
 
     def start(self) -> None:
         """Check for silent servers from now on."""
@@ -177,6 +182,7 @@ class Registrations:
     ) -> m.TabletHeartbeatResponse:
         """TABLET_HEARTBEAT (30001): error 58 tells a server to register again.
 
+        It also gets it if its session of the shared log is to go on in another location.
         Error 24 tells it that another process has registered with its id since. It must not
         register again then: the two would take turns.
         """
@@ -196,6 +202,7 @@ class Registrations:
         session.seen = self._clock()
         self._tablets.heard_of(request.server_id)
         self._report(request)
+        self._check_location(request.server_id)
         known, locations = request.locations_version, self._locations.locations
         behind = request.HasField("locations_version") and known < locations.version
         configs = self._locations.configs_for_tablets
@@ -236,6 +243,26 @@ class Registrations:
                 f"zufluss.log.durability of tablet server {request.server_id} is {there}, but "
                 f"{here} at the coordinator; all servers of a cluster have the same value"
             )
+
+    def _check_location(self, server_id: int) -> None:
+        """Error 58 if the session of a server is in a location that takes no new files any more.
+
+        One server after the other: the buckets of a server that registers wait for a moment.
+        """
+        wal = self._wal
+        if wal is None or not wal.is_displaced(server_id):
+            return
+        now = self._clock()
+        if self._moving is not None and self._moving[0] != server_id:
+            other, since = self._moving
+            if now - since < MOVE_SECONDS and not wal.is_settled(other):
+                return
+        self._moving = (server_id, now)
+        raise error(
+            ErrorCode.SERVER_NOT_EXIST_EXCEPTION,
+            f"the location of the session of tablet server {server_id} takes no new files; "
+            "register again, to begin one in another location",
+        )
 
     def _note_former(self, wal: WalKeeper, request: m.RegisterTabletServerRequest) -> None:
         """Note until when the former process of a server may answer lookups."""

@@ -14,6 +14,7 @@ from tests.coordinator.support import call
 from tests.coordinator.wal.world import EVENTS, World, until
 from zufluss.cluster.wal import WalSource
 from zufluss.config.load import Configuration
+from zufluss.coordinator.registration import MOVE_SECONDS
 from zufluss.coordinator.wal.book import State
 from zufluss.errors import ConfigError
 from zufluss.log.shared.api import LostObject
@@ -21,7 +22,7 @@ from zufluss.log.shared.tails import SessionTails
 from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.locations import AdminState, AlterOp, Location, Locations
 from zufluss.remote.marked import MarkedObjects
-from zufluss.remote.storage import RemoteStorage
+from zufluss.remote.storage import NoLocationError, RemoteStorage
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -103,6 +104,65 @@ async def test_a_session_creates_nothing_in_a_location_that_was_declared_lost(
     storage.update(replace(storage.locations, version=2, locations=(lost,)))
     with pytest.raises(LocationUnavailableError, match="is LOST at"):
         await session.create("wal/0", b"rows")
+
+
+# Drains
+
+
+@pytest.mark.parametrize("drained", [True, False])
+async def test_the_sessions_of_a_drained_location_go_on_elsewhere_one_server_after_the_other(
+    world: World, drained: bool
+) -> None:
+    one, two = await world.server(1), await world.server(2)
+    buckets = await world.create_table(buckets=2)
+    theirs = {world.state(b).leader: b for b in buckets}
+    await alter(world, AlterOp.ADD, None, uri=str(world.location.with_name("other")))
+    await one.link.heartbeat()
+    assert one.session.location_id == 1, "it still takes files"
+    if drained:
+        await alter(world, AlterOp.DRAIN)
+    else:
+        await alter(world, AlterOp.SET_WEIGHT, weight=0)
+    await one.link.heartbeat()
+    await two.link.heartbeat()
+    assert (one.session.location_id, two.session.location_id) == (2, 1)
+    assert one.tablet.buckets[theirs[1]].lease_ms == 0
+    await one.commit(theirs[1])
+    await two.link.heartbeat()
+    assert two.session.location_id == 2, "the first one serves its buckets again"
+    await two.commit(theirs[2])
+    epochs = one.link.server_epoch, two.link.server_epoch
+    for server in (one, two):
+        await server.link.heartbeat()
+    assert (one.link.server_epoch, two.link.server_epoch) == epochs
+    await world.wal.release_unused()
+    assert world.wal.book.live_usage().keys() == {2}
+
+
+async def test_a_server_that_does_not_finish_its_move_holds_up_the_others_for_a_minute_only(
+    world: World,
+) -> None:
+    one, two = await world.server(1), await world.server(2)
+    await world.create_table(buckets=2)
+    await alter(world, AlterOp.ADD, None, uri=str(world.location.with_name("other")))
+    await alter(world, AlterOp.DRAIN)
+    await one.link.heartbeat()
+    await two.link.heartbeat()
+    assert two.session.location_id == 1
+    world.seconds.now += MOVE_SECONDS + 0.1
+    await two.link.heartbeat()
+    assert two.session.location_id == 2
+
+
+async def test_without_a_location_that_takes_files_a_registration_is_to_be_tried_again(
+    world: World,
+) -> None:
+    storage = world.coordinator.locations.storage
+    drained = replace(storage.locations.get(1), state=AdminState.DRAINING)
+    storage.update(replace(storage.locations, version=2, locations=(drained,)))
+    with pytest.raises(NoLocationError, match="no location takes new files; activate") as refused:
+        await world.server(1)
+    assert refused.value.retriable
 
 
 # Losses

@@ -7,6 +7,7 @@ its end. That session is live and its leader's own, or it has ended.
 | step | what changes |
 |---|---|
 | a server registers | its former sessions are closed and sealed; a new one begins; its buckets get the next leader epoch, so that nothing its former process has under way counts |
+| the location of a session takes no new files any more | its server registers again, one server after the other, and the new session begins in another location |
 | a server is lost | its session is closed and sealed; its buckets get other leaders (`takeover.py`) |
 | a leader has copied the end of a bucket into its session | `wal` names that session, if its leader epoch is still the bucket's |
 
@@ -42,9 +43,9 @@ from zufluss.log.shared.api import Session
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.store import WalSettings
 from zufluss.model.table import PhysicalTablePath, TableBucket
-from zufluss.remote.locations import AdminState, Locations
+from zufluss.remote.locations import Health, Locations
 from zufluss.remote.marked import MarkedObjects
-from zufluss.remote.storage import RemoteStorage
+from zufluss.remote.storage import NoLocationError, RemoteStorage
 
 log = structlog.get_logger(__name__)
 
@@ -161,10 +162,29 @@ class WalKeeper:
         return ObjectLog(MarkedObjects(self._storage, session.location_id), WalSettings())
 
     def _location(self) -> int:
-        """The first location that takes new files."""
-        live = self._storage.locations.live
-        active = [x for x in live if x.state is AdminState.ACTIVE]
-        return (active or list(live))[0].location_id
+        """The first location that takes new files, and is not known to be down."""
+        taking = [x.location_id for x in self._storage.locations.live if x.takes_files]
+        down = {r.location_id for r in self._storage.reports() if r.health is Health.DOWN}
+        for location_id in [*(x for x in taking if x not in down), *taking]:
+            return location_id
+        raise NoLocationError(
+            "the shared log",
+            "",
+            "no location takes new files; activate or add one, or give one a weight, and try again",
+        )
+
+    def is_displaced(self, server_id: int) -> bool:
+        """Whether the session of a server is in a location that takes no new files any more."""
+        record = self.book.live(server_id)
+        if record is None:
+            return False
+        return not self._storage.locations.get(record.session.location_id).takes_files
+
+    def is_settled(self, server_id: int) -> bool:
+        """Whether the session of a server has the ends of all its buckets."""
+        live = self.book.live(server_id)
+        epoch = None if live is None else live.session.server_epoch
+        return all(state.wal == epoch for _, _, state in self.led(server_id))
 
     # Buckets
 
