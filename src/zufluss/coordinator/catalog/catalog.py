@@ -66,6 +66,7 @@ from zufluss.errors import (
     InvalidAlterTableError,
     InvalidDatabaseError,
     InvalidTableError,
+    LeaderNotAvailableError,
     NetworkError,
     PartitionAlreadyExistError,
     PartitionMaxNumError,
@@ -641,9 +642,18 @@ class Catalog:
     def _place(self, info: TableInfo) -> tuple[BucketState, ...]:
         nodes = self.image.tablets.values()
         answering = self._tablets.answering(nodes) or nodes
-        states = place(info.bucket_count, answering, self.image.leaders)
+        # A server that registers at the moment has no session that a bucket could begin in.
+        ready = [node for node in answering if self._has_session(node.node_id)] or answering
+        states = place(info.bucket_count, ready, self.image.leaders)
         wals = {server: self._wal_of(server) for server in {state.leader for state in states}}
         return tuple(replace(state, wal=wals[state.leader]) for state in states)
+
+    def _has_session(self, server_id: int) -> bool:
+        try:
+            self._wal_of(server_id)
+        except LeaderNotAvailableError:
+            return False
+        return True
 
     async def _somewhere(self, create: Callable[[], Awaitable[T]]) -> T:
         """Create buckets, again at the other servers if one of those chosen turns out to be gone.
