@@ -14,7 +14,7 @@ from zufluss.cluster.wal import WalSession, WalSource
 from zufluss.coordinator.records import CatalogDamagedError
 from zufluss.coordinator.wal.book import State
 from zufluss.coordinator.wal.cleaner import SEALS_KEPT_DAYS
-from zufluss.errors import ConfigError, NotLeaderError
+from zufluss.errors import ConfigError, LeaderNotAvailableError, NotLeaderError
 from zufluss.meta.api import Put
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.model.table import TableBucket
@@ -197,6 +197,37 @@ async def test_data_of_a_session_goes_when_no_bucket_needs_it_and_its_seals_30_d
     live = world.wal.book.live(1)
     assert live is not None
     assert live.session == one.session
+
+
+async def test_tables_are_created_while_a_server_registers(world: World) -> None:
+    """Its former session is sealed, which can take long, before it has the next one."""
+    one, two = await world.server(1), await world.server(2)
+    await world.wal.end(1)
+    buckets = await world.create_table(buckets=4)
+    assert {world.state(b).leader for b in buckets} == {2}
+    await world.wal.end(2)
+    with pytest.raises(LeaderNotAvailableError, match="has no session of the shared log"):
+        await world.create_table("more")
+    await one.link.join()
+    await two.link.join()
+    assert {world.state(b).leader for b in await world.create_table("more")} == {1, 2}
+
+
+async def test_the_live_session_of_a_server_is_known_whatever_sessions_it_had(
+    world: World,
+) -> None:
+    one, two = await world.server(1), await world.server(2)
+    for _ in range(3):
+        await one.link.join()
+    assert world.wal.book.live(1).session == one.session
+    await world.wal.end(2)
+    assert world.wal.book.live(2) is None
+    await world.restart()
+    assert world.wal.book.live(1).session == one.session
+    assert world.wal.book.live(2) is None
+    assert world.wal.book.live(3) is None
+    await two.link.join()
+    assert world.wal.book.live(2).session == two.session
 
 
 async def test_a_location_with_a_session_is_in_use(world: World) -> None:

@@ -114,6 +114,8 @@ class SessionBook:
         self._ledger = ledger
         self._durability = durability
         self._sessions: dict[int, SessionRecord] = {}
+        self._live: dict[int, SessionRecord] = {}
+        """The live sessions by server; orders for many buckets ask for them."""
         self._turn = asyncio.Lock()
 
     @classmethod
@@ -124,7 +126,7 @@ class SessionBook:
         for entry in await store.tree(SESSIONS_PATH):
             epoch = int(entry.path.rsplit("/", 1)[1])
             read = partial(SessionRecord.from_json, epoch)
-            book._sessions[epoch] = records.guarded(entry.path, read, entry.value)
+            book._set(records.guarded(entry.path, read, entry.value))
         return book
 
     async def settle_durability(self, configured: str, *, has_tables: bool) -> None:
@@ -161,10 +163,7 @@ class SessionBook:
 
     def live(self, server_id: int) -> SessionRecord | None:
         """The live session of a server."""
-        for record in self._sessions.values():
-            if record.session.server_id == server_id and record.state is State.LIVE:
-                return record
-        return None
+        return self._live.get(server_id)
 
     def wal_of(self, server_id: int) -> int | None:
         """The session in which new buckets of a server begin; None without a shared log."""
@@ -279,7 +278,13 @@ class SessionBook:
         return self._set(record)
 
     def _set(self, record: SessionRecord) -> SessionRecord:
-        self._sessions[record.session.server_epoch] = record
+        server_id, server_epoch, _ = record.session
+        self._sessions[server_epoch] = record
+        live = self._live.get(server_id)
+        if record.state is State.LIVE:
+            self._live[server_id] = record
+        elif live is not None and live.session.server_epoch == server_epoch:
+            del self._live[server_id]
         return record
 
     def __repr__(self) -> str:
