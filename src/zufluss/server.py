@@ -47,7 +47,7 @@ from zufluss.config.load import Configuration
 from zufluss.coordinator.remote.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
 from zufluss.embedded_lake import with_lake
-from zufluss.errors import ConfigError, NetworkError
+from zufluss.errors import ConfigError, NetworkError, ZuflussError
 from zufluss.expiry import CLOCK_FILE, COORDINATOR_CLOCK_FILE, ExpiryClock, expiry_clock
 from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files, files_from_environment
@@ -367,8 +367,18 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
             tablet.confirmed(math.inf)  # nobody else can lead
             await coordinator.attach(node, tablet)
 
-        await attach()
+        away: ZuflussError | None = None
+        try:
+            await attach()
+        except ZuflussError as problem:
+            if tablet.shared is None or not problem.retriable:
+                raise
+            away = problem  # its location; what needs no log is served meanwhile
         tablet.rejoin = attach
+        if away is not None:
+            log.warning("shared_log_away", reason=away.message)
+            tablet.waits_for = away.message
+            tablet.join_later(away)
         coordinator.register(services)
         services.attach(coordinator.writer_ids)
         tablet.register(services)

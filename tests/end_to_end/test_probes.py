@@ -81,3 +81,32 @@ def test_a_tablet_server_is_ready_while_its_coordinator_answers(tmp_path: Path) 
             eventually(lambda: (probe(tablet, "/ready") or (0,))[0] == 200)
         finally:
             tablet.kill()
+
+
+def test_a_server_whose_shared_log_is_away_starts_and_is_ready_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    location, away = tmp_path / "location", tmp_path / "away"
+    properties = {
+        ZUFLUSS_METRICS_PORT.key: str(free_port()),
+        "zufluss.log.durability": "remote",
+        "remote.data.dir": str(location),
+    }
+    with WarmServer(tmp_path / "data", properties) as server:
+        with zufluss.connect(server.bootstrap) as connection:
+            connection.admin.create_table("events", "id INT", bucket_count=1)
+            with connection.table("events").append() as writer:
+                writer.write([{"id": 1}])
+        server.stop()
+        location.rename(away)
+        server.start()
+        (reason,) = eventually(lambda: reasons(server))
+        assert str(location) in reason, reason
+        assert (probe(server, "/ready") or (0,))[0] == 503
+        with zufluss.connect(server.bootstrap) as connection:
+            assert connection.admin.list_tables("fluss") == ["events"]
+        shutil.rmtree(location, ignore_errors=True)
+        away.rename(location)
+        eventually(lambda: (probe(server, "/ready") or (0,))[0] == 200)
+        with zufluss.connect(server.bootstrap) as connection:
+            assert connection.table("events").scan().to_arrow().to_pylist() == [{"id": 1}]

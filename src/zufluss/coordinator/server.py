@@ -266,6 +266,8 @@ class Coordinator:
     async def attach(self, node: ClusterNode, tablet: LocalTablet) -> None:
         """Join a tablet server of this process; its logs are recovered when this returns."""
         self.locations.add_reports(node.node_id, self.locations.storage.reports)
+        if self.wal is not None:
+            await self.wal.end(node.node_id)  # not in turn: the location may be slow
 
         async def join() -> None:
             others = [n for n in self.image.tablets.values() if n.node_id != node.node_id]

@@ -15,8 +15,8 @@ def buckets_state(tablet: TabletServer) -> ReadPart:
 
     def read() -> PartState:
         opened, total = tablet.assignments.progress
-        if not tablet.started:
-            reason = f"{opened} of {total} buckets are recovered"
+        if not tablet.started or tablet.waits_for:
+            reason = tablet.waits_for or f"{opened} of {total} buckets are recovered"
             return PartState(RECOVERING, (reason,), numbers={"recovered": opened, "buckets": total})
         refused = [*tablet.buckets.refused()]
         warnings = tuple(

@@ -35,7 +35,7 @@ from zufluss.cluster.token_service import MayRead, everybody
 from zufluss.cluster.wal import WalSession
 from zufluss.config import options
 from zufluss.config.load import Configuration, LiveConfiguration
-from zufluss.errors import ConfigError, NotLeaderError
+from zufluss.errors import ConfigError, NotLeaderError, ZuflussError, reason_of
 from zufluss.log.files import Files
 from zufluss.log.holds import Holder
 from zufluss.model.table import TableBucket
@@ -141,6 +141,8 @@ class TabletServer:
             buckets.lease = self.shared.lease
         self.rejoin: Callable[[], Awaitable[None]] | None = None
         """Registers this server again, after somebody ended its session."""
+        self.waits_for = ""
+        """Why this server has no session of the shared log, if it tries to get one in vain."""
 
         remote = RemoteContext(buckets, storage, gateway, files)
         self.remote_logs = RemoteLogRunner(conf, remote, self.logs, tasks, expiry_ms)
@@ -254,6 +256,10 @@ class TabletServer:
 
     def _fenced(self, reason: NotLeaderError) -> None:
         """Lead nothing any more, and register again, because somebody ended the session."""
+        self.join_later(reason)
+
+    def join_later(self, reason: ZuflussError) -> None:
+        """Lead nothing, and register again and again until this server has a session."""
 
         async def begin_again() -> None:
             await self.assignments.give_up(reason)
@@ -261,7 +267,9 @@ class TabletServer:
                 try:
                     if self.rejoin is not None:
                         await self.rejoin()
+                    self.waits_for = ""
                 except Exception as problem:
+                    self.waits_for = reason_of(problem)
                     log_failure("not_registered_again", problem)
                 await pause(LOOK_AFTER_SECONDS)
 
