@@ -400,6 +400,7 @@ def _lake(base: _Base, state: _State) -> LakeTables:
         OffsetsFiles(state.locations),
         base.lake_tables,
         base.clock_ms,
+        base.clock,
     )
 
 

@@ -45,7 +45,11 @@ class Cluster:
 
     def __init__(self) -> None:
         self.clock = Clock(0)
-        self.queue = TieringQueue(self.clock, COORDINATOR)
+        self.jump_ms = 0
+        """How far the wall clock is ahead of the monotonic one."""
+        self.queue = TieringQueue(
+            lambda: self.clock() + self.jump_ms, COORDINATOR, lambda: self.clock() / 1000
+        )
         self.epochs: dict[int, int] = {}
 
     def take(self, timeout_ms: int = HEARTBEAT_TIMEOUT_MS) -> HandOut | None:
@@ -119,6 +123,27 @@ def test_a_finished_table_waits_for_its_freshness_again(cluster: Cluster) -> Non
     assert (status.file_size, status.record_count) == (100, 7)
     cluster.clock.now_ms += 3 * MINUTE
     assert cluster.taken().tiering_epoch == 2
+
+
+def test_a_clock_that_jumps_ends_no_round_and_puts_no_table_off(cluster: Cluster) -> None:
+    cluster.clock.now_ms = 3 * MINUTE
+    hand_out = cluster.taken()
+    cluster.jump_ms = 400 * 24 * 60 * MINUTE
+    cluster.queue.check(hand_out)
+    cluster.queue.finish(hand_out)
+    assert cluster.status().last_duration_ms == 0
+    cluster.jump_ms = 0
+    assert cluster.status().tier_lag_ms == 0
+    cluster.clock.now_ms += 3 * MINUTE
+    assert cluster.taken().table_id == 1
+
+
+def test_a_table_that_was_tiered_in_the_future_waits_for_its_freshness_only() -> None:
+    cluster = Cluster()
+    cluster.queue.put_table(info(1), 400 * 24 * 60 * MINUTE)
+    assert cluster.take() is None
+    cluster.clock.now_ms = 3 * MINUTE
+    assert cluster.taken().table_id == 1
 
 
 def test_statistics_that_a_round_does_not_know_stay(cluster: Cluster) -> None:

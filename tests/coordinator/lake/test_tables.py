@@ -40,11 +40,19 @@ LOG_END = 2_000_000
 """The high watermark of every bucket."""
 
 
+class LakeCluster(Cluster):
+    """A cluster with one clock for the time of day and for turns."""
+
+    def __init__(self, directory: Path, conf: Mapping[str, str] | None = None) -> None:
+        super().__init__(directory, conf)
+        self.seconds = lambda: self.clock() / 1000
+
+
 @pytest_asyncio.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """A cluster with a lake and one tablet server."""
     conf = LAKE | {"data.dir": str(tmp_path / "data")}
-    cluster = await Cluster(tmp_path / "meta", conf).start()
+    cluster = await LakeCluster(tmp_path / "meta", conf).start()
     cluster.tablet.end = LOG_END
     yield cluster
     await cluster.stop()
@@ -454,7 +462,7 @@ async def test_a_table_that_was_created_again_is_another_one(cluster: Cluster) -
 
 
 async def test_without_a_lake_nothing_can_be_prepared_or_committed(tmp_path: Path) -> None:
-    cluster = await Cluster(tmp_path / "meta", {"data.dir": str(tmp_path)}).start()
+    cluster = await LakeCluster(tmp_path / "meta", {"data.dir": str(tmp_path)}).start()
     await cluster.catalog.create_table(PATH, table_json())
     code = ErrorCode.LAKE_STORAGE_NOT_CONFIGURED_EXCEPTION
     assert (await prepare(cluster, {0: 1})).error_code == code
@@ -466,7 +474,7 @@ async def test_without_a_lake_nothing_can_be_prepared_or_committed(tmp_path: Pat
 
 async def test_offsets_files_lie_in_the_remote_data_directory(tmp_path: Path) -> None:
     conf = LAKE | {"remote.data.dir": f"file://{tmp_path}/sh ared"}
-    cluster = await Cluster(tmp_path / "meta", conf).start()
+    cluster = await LakeCluster(tmp_path / "meta", conf).start()
     cluster.tablet.end = LOG_END
     await lake_table(cluster)
     assert (await prepared(cluster, {0: 1})).startswith(f"{tmp_path}/sh ared/lake/fluss/events-")
@@ -476,7 +484,7 @@ async def test_offsets_files_lie_in_the_remote_data_directory(tmp_path: Path) ->
 async def test_offsets_files_may_lie_in_s3(tmp_path: Path) -> None:
     with S3Server() as s3:
         root = f"{s3.bucket('shared')}/zufluss"
-        cluster = Cluster(tmp_path / "meta", LAKE | {"remote.data.dir": root} | s3.properties)
+        cluster = LakeCluster(tmp_path / "meta", LAKE | {"remote.data.dir": root} | s3.properties)
         await cluster.start()
         cluster.tablet.end = LOG_END
         await lake_table(cluster)
@@ -499,7 +507,7 @@ async def test_a_remote_data_directory_of_an_unknown_kind_is_refused(tmp_path: P
 async def test_a_cluster_that_lost_its_lake_hands_nothing_out(cluster: Cluster) -> None:
     await lake_table(cluster)
     await cluster.stop()
-    without = Cluster(cluster.directory)
+    without = LakeCluster(cluster.directory)
     without.clock.now_ms += FRESHNESS_MS
     await without.start()
     assert not (await beat(without, request_table=True)).HasField("tiering_table")
@@ -537,7 +545,7 @@ async def test_a_data_directory_that_was_moved_keeps_its_snapshots(
     await tiered(cluster, 1, {0: 10})
     await cluster.stop()
     (tmp_path / "data").rename(tmp_path / "moved")
-    moved = Cluster(cluster.directory, LAKE | {"data.dir": str(tmp_path / "moved")})
+    moved = LakeCluster(cluster.directory, LAKE | {"data.dir": str(tmp_path / "moved")})
     moved.clock = cluster.clock
     await moved.start()
     moved.tablet.end = LOG_END

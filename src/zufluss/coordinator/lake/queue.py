@@ -1,7 +1,9 @@
 """The queue of tables to tier: which is next, which service holds which, which service is silent.
 
-Plain state without I/O, over a clock that is passed in. Every table with
-`table.datalake.enabled` is in one of these states:
+Plain state without I/O, over clocks that are passed in. Turns and silence are counted by the
+monotonic clock, so that a wall clock that jumps neither ends rounds nor puts tables off; the wall
+clock only says when a table was last tiered. Every table with `table.datalake.enabled` is in one of
+these states:
 
     New | Initialized → Scheduled → Pending → Tiering → Tiered → Scheduled
                             ↑                    ├── finished by force ─→ Pending
@@ -27,12 +29,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 import structlog
 
+from zufluss.clock import Clock, ClockMs
 from zufluss.config.table_options import TABLE_DATALAKE_ENABLED, TABLE_DATALAKE_FRESHNESS
 from zufluss.errors import ConfigError, FencedTieringEpochError
 from zufluss.model.table import TableInfo, TablePath, unknown_table
@@ -100,8 +104,11 @@ class TieringStatus:
 
 @dataclass(slots=True)
 class _Table:
+    """A table of the queue; times are those of the queue's monotonic clock, but for one."""
+
     info: TableInfo
     freshness_ms: int
+    tiered_wall_ms: int
     tiered_ms: int
     state: TieringState = TieringState.SCHEDULED
     due_ms: int = 0
@@ -120,11 +127,14 @@ class _Table:
 
 
 class TieringQueue:
-    """The tables to tier. `clock_ms` is the time, `coordinator_epoch` that of this coordinator."""
+    """The tables to tier. `clock_ms` is the wall clock, `clock` the monotonic one."""
 
-    def __init__(self, clock_ms: Callable[[], int], coordinator_epoch: int) -> None:
+    def __init__(
+        self, clock_ms: ClockMs, coordinator_epoch: int, clock: Clock = time.monotonic
+    ) -> None:
         self.coordinator_epoch = coordinator_epoch
         self._clock_ms = clock_ms
+        self._clock = clock
         self._tables: dict[int, _Table] = {}
         self._pending: dict[int, None] = {}  # in the order of their coming
         self._running: dict[int, None] = {}
@@ -134,7 +144,7 @@ class TieringQueue:
     # Tables
 
     def put_table(self, info: TableInfo, tiered_ms: int | None) -> None:
-        """Add a table, or follow its alteration; `tiered_ms` is when it was last tiered.
+        """Add a table, or follow its alteration; `tiered_ms` is when it was last tiered, wall time.
 
         Without `table.datalake.enabled` it leaves the queue, and the service that holds it is
         fenced.
@@ -146,7 +156,9 @@ class TieringQueue:
         table = self._tables.get(info.table_id)
         if table is None:
             last = info.created_time if tiered_ms is None else tiered_ms
-            table = self._tables[info.table_id] = _Table(info, freshness_ms, last)
+            age = max(0, self._clock_ms() - last)
+            table = _Table(info, freshness_ms, last, self._now_ms() - age)
+            self._tables[info.table_id] = table
             self._after_freshness(table)
             return
         before, table.info, table.freshness_ms = table.freshness_ms, info, freshness_ms
@@ -182,7 +194,7 @@ class TieringQueue:
         self._running[table_id] = None
         table = self._tables[table_id]
         table.state, table.epoch = TieringState.TIERING, tiering_epoch
-        table.started_ms = table.seen_ms = self._clock_ms()
+        table.started_ms = table.seen_ms = self._now_ms()
         table.timeout_ms, table.names_epochs = timeout_ms, names_epochs
         return HandOut(table_id, tiering_epoch, self.coordinator_epoch)
 
@@ -205,7 +217,7 @@ class TieringQueue:
     def renew(self, hand_out: HandOut, timeout_ms: int) -> None:
         """Note a heartbeat of the service that holds a table."""
         table = self._held(hand_out)
-        table.seen_ms, table.timeout_ms = self._clock_ms(), timeout_ms
+        table.seen_ms, table.timeout_ms = self._now_ms(), timeout_ms
 
     def finish(
         self,
@@ -217,8 +229,9 @@ class TieringQueue:
     ) -> None:
         """End a round; with `by_force` there is more to tier, and the table is pending again."""
         table = self._held(hand_out)
-        now = self._clock_ms()
-        table.tiered_ms, table.duration_ms = now, now - table.started_ms
+        now = self._now_ms()
+        table.tiered_wall_ms, table.tiered_ms = self._clock_ms(), now
+        table.duration_ms = now - table.started_ms
         table.failed_in_a_row = 0
         table.file_size = table.file_size if file_size is None else file_size
         table.record_count = table.record_count if record_count is None else record_count
@@ -232,13 +245,13 @@ class TieringQueue:
         """End a round that failed; the table waits longer after each failure in a row."""
         table = self._held(hand_out)
         self._running.pop(hand_out.table_id)
-        self._again(table, self._clock_ms())
+        self._again(table, self._now_ms())
 
     # Time
 
     def advance(self) -> None:
         """Queue the tables that are due by now, and take tables back from silent services."""
-        now = self._clock_ms()
+        now = self._now_ms()
         for table_id in [*self._running]:
             table = self._tables[table_id]
             if now - table.seen_ms >= table.timeout_ms:
@@ -257,12 +270,15 @@ class TieringQueue:
                 scheduled.state, scheduled.due_ms = TieringState.PENDING, due
                 self._pending[table_id] = None
 
+    def _now_ms(self) -> int:
+        return round(self._clock() * 1000)
+
     # Status
 
     def status(self) -> list[TieringStatus]:
         """Every table of the queue, by id."""
         self.advance()
-        now = self._clock_ms()
+        now = self._now_ms()
         return [self._status(i, table, now) for i, table in sorted(self._tables.items())]
 
     def __contains__(self, table_id: int) -> bool:
@@ -286,7 +302,7 @@ class TieringQueue:
             tiering_epoch=table.epoch,
             freshness_ms=table.freshness_ms,
             tier_lag_ms=now - table.tiered_ms,
-            tiered_time_ms=table.tiered_ms,
+            tiered_time_ms=table.tiered_wall_ms,
             last_duration_ms=table.duration_ms,
             pending_ms=now - table.due_ms if pending else 0,
             failures=table.failures,

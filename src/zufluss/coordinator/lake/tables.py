@@ -30,11 +30,13 @@ its log than it must.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
+from zufluss.clock import Clock
 from zufluss.cluster.image import ClusterImage, ImageChange, TableGone, TablePut
 from zufluss.cluster.replicas import LakeOffsets
 from zufluss.config import options
@@ -111,8 +113,10 @@ class LakeTables:
         files: OffsetsFiles,
         lake_tables: LakeTableKeeper,
         clock_ms: Callable[[], int],
+        clock: Clock = time.monotonic,
     ) -> None:
-        self.queue = TieringQueue(clock_ms, ledger.epoch)
+        """`clock_ms` is the wall clock, `clock` the one by which tables are handed out."""
+        self.queue = TieringQueue(clock_ms, ledger.epoch, clock)
         """The tables that wait to be tiered, and those that services hold."""
         self._conf = conf
         self._ledger = ledger
