@@ -9,7 +9,8 @@ import pytest
 
 from tests.log.disk import SilentFiles
 from tests.tablet.support import TABLE, Tablet
-from zufluss.expiry import ExpiryClock, expiry_clock, last_known, remember
+from zufluss.clock_file import expiry_clock, last_known, remember
+from zufluss.expiry import ExpiryClock
 
 DAY_MS = 24 * 3600 * 1000
 

@@ -34,6 +34,7 @@ import structlog
 
 from zufluss import system
 from zufluss.clock import process_seconds, wall_ms
+from zufluss.clock_file import CLOCK_FILE, COORDINATOR_CLOCK_FILE, expiry_clock
 from zufluss.cluster.cluster_service import ClusterService
 from zufluss.cluster.examination import Examination, cluster_findings, net_findings
 from zufluss.cluster.image import ClusterNode
@@ -48,7 +49,7 @@ from zufluss.coordinator.remote.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
 from zufluss.embedded_lake import with_lake
 from zufluss.errors import ConfigError, NetworkError, ZuflussError
-from zufluss.expiry import CLOCK_FILE, COORDINATOR_CLOCK_FILE, ExpiryClock, expiry_clock
+from zufluss.expiry import ExpiryClock
 from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files, files_from_environment
 from zufluss.meta.embedded import EmbeddedStore
