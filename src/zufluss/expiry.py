@@ -98,7 +98,8 @@ class ExpiryClock:
         log.error(
             "clock_jumped",
             ahead_ms=offset - self._offset,
-            consequence="nothing expires for an hour, or until `zufluss doctor --confirm-clock`",
+            consequence="nothing expires for an hour, on a server also until "
+            "`zufluss doctor --confirm-clock`",
         )
 
     def __repr__(self) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from itertools import count
+
 import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
@@ -11,6 +14,7 @@ from tests.tiering.test_round import KEYED, Crash, crash_at, rows
 from tests.tiering.test_service import service, tiered
 from tests.waiting import eventually
 from zufluss.testing.server import DevServer
+from zufluss.tiering.upkeep import Upkeep
 
 
 def events(logs: list[EventDict]) -> set[str]:
@@ -53,3 +57,27 @@ def test_files_of_a_crashed_round_are_swept(lake: DevServer, driver: Driver) -> 
         eventually(lambda: "orphans_removed" in events(logs))
     assert not orphans[0].exists()
     assert sorted(lake_rows(driver.admin.table_info(path))["id"].to_pylist()) == list(range(5))
+
+
+def test_a_clock_400_days_ahead_expires_no_snapshot_and_sweeps_no_file(
+    lake: DevServer, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expires = {"table.datalake.auto-expire-snapshot": "true"}
+    path = create_table(driver.connection, "jumped", bucket_count=1, properties=expires)
+    append(driver.connection, path, rows(5))
+    with pytest.raises(Crash):
+        driver.round(crash_at("prepare"))
+    files = set((lake.data_dir / "lake").rglob("*jumped*/**/*.parquet"))
+    assert len(files) == 1
+    upkeep = Upkeep(driver.cluster, clock=count(step=10**9).__next__)  # a sweep is always due
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 400 * 86_400 * 10**9)
+    with capture_logs() as logs:
+        for number in range(3):
+            append(driver.connection, path, rows(5, 5 + 5 * number))
+            lease = driver.receive()
+            upkeep.run(lease, driver.tier(lease))
+            driver.finish(lease)
+    assert "clock_jumped" in events(logs)
+    assert not events(logs) & {"upkeep_failed", "snapshots_expired", "orphans_removed"}
+    assert files <= set((lake.data_dir / "lake").rglob("*jumped*/**/*.parquet"))

@@ -6,7 +6,8 @@
 | expiry of snapshots | after a commit, with `table.datalake.auto-expire-snapshot` |
 | sweeping of orphans | every `lake.tiering.sweep-interval` |
 
-Errors are logged and never fail a round; the next round tries again.
+Errors are logged and never fail a round; the next round tries again. Ages are those of an
+`ExpiryClock`: a wall clock that jumps ahead while the service runs makes nothing old.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import time
 
 import structlog
 
-from zufluss.clock import Clock, ClockMs, wall_ms
+from zufluss.clock import Clock, ClockMs
 from zufluss.config import table_options as t
+from zufluss.expiry import ExpiryClock
 from zufluss.lake.base import LakeMaintenance
 from zufluss.tiering import options as o
 from zufluss.tiering.round import Cluster, RoundLease, RoundResult, lake_context
@@ -29,12 +31,16 @@ class Upkeep:
     """Housekeeping of all tables of a service; remembers when each table was swept."""
 
     def __init__(
-        self, cluster: Cluster, clock: Clock = time.monotonic, clock_ms: ClockMs = wall_ms
+        self,
+        cluster: Cluster,
+        clock: Clock = time.monotonic,
+        expiry_ms: ClockMs | None = None,
     ) -> None:
+        """`expiry_ms` is the time by which things expire, by default that of an `ExpiryClock`."""
         self._cluster = cluster
         self._options = cluster.options
         self._clock = clock
-        self._clock_ms = clock_ms
+        self._expiry_ms = expiry_ms or ExpiryClock().now_ms
         self._started = clock()
         self._swept: dict[int, float] = {}
 
@@ -79,12 +85,12 @@ class Upkeep:
         admin, path = self._cluster.connection.admin, lease.table.path
         known = [admin.lake_snapshot(path), admin.lake_snapshot(path, readable=True)]
         keep = {snapshot.snapshot_id for snapshot in known if snapshot is not None}
-        count = maintenance.expire(self._clock_ms() - self._options[o.SNAPSHOT_AGE], keep)
+        count = maintenance.expire(self._expiry_ms() - self._options[o.SNAPSHOT_AGE], keep)
         if count:
             _log.info("snapshots_expired", table=str(path), count=count)
 
     def _sweep(self, maintenance: LakeMaintenance, lease: RoundLease) -> None:
-        report = maintenance.sweep(self._clock_ms() - self._options[o.ORPHAN_AGE])
+        report = maintenance.sweep(self._expiry_ms() - self._options[o.ORPHAN_AGE])
         self._swept[lease.table.table_id] = self._clock()
         if report.removed:
             _log.info(
