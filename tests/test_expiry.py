@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.log.disk import SilentFiles
+from tests.tablet.keyed import Keyed, serving
 from tests.tablet.support import TABLE, Tablet
 from zufluss.clock_file import expiry_clock, last_known, remember
+from zufluss.errors import ErrorCode
 from zufluss.expiry import ExpiryClock
 
 DAY_MS = 24 * 3600 * 1000
@@ -138,3 +140,39 @@ async def test_a_clock_400_days_ahead_deletes_no_segment(tmp_path: Path) -> None
     tablet.server._expire_data()
     assert log.log_start_offset == 15, "what is really old goes"
     await tablet.server.close()
+
+
+async def test_a_clock_400_days_ahead_hides_no_gap_of_a_writer_of_a_log(tmp_path: Path) -> None:
+    clocks = Clocks()
+    tablet = Tablet(tmp_path, buckets=1, expiry_ms=clocks.expiry().now_ms)
+    await tablet.start()
+
+    async def send(sequence: int) -> int:
+        tablet.now_ms = clocks.wall_ms
+        connection, sent = await tablet.produce(0, writer_id=5, sequence=sequence)
+        ((_, code),) = await connection.produced(sent)
+        return code
+
+    assert await send(0) == 0
+    clocks.wall_ms += 400 * DAY_MS
+    assert await send(2) == ErrorCode.OUT_OF_ORDER_SEQUENCE_EXCEPTION
+    assert await send(1) == 0
+    clocks.wall_ms -= 400 * DAY_MS
+    assert await send(3) == ErrorCode.OUT_OF_ORDER_SEQUENCE_EXCEPTION
+    await tablet.server.close()
+
+
+async def test_a_clock_400_days_ahead_hides_no_gap_of_a_writer_of_rows(tmp_path: Path) -> None:
+    clocks = Clocks()
+    tablet = Keyed(tmp_path, expiry_ms=clocks.expiry().now_ms)
+    tablet.now_ms = clocks.wall_ms
+    async with serving(tablet):
+        await tablet.put((1, "one"), writer_id=5, sequence=0)
+        tablet.now_ms = clocks.wall_ms = clocks.wall_ms + 400 * DAY_MS
+        with pytest.raises(AssertionError, match="batch sequence 2 of writer 5"):
+            await tablet.put((1, "three"), writer_id=5, sequence=2)
+        await tablet.put((2, "of another writer"))
+        tablet.now_ms = clocks.wall_ms = clocks.wall_ms - 400 * DAY_MS
+        with pytest.raises(AssertionError, match="batch sequence 2 of writer 5"):
+            await tablet.put((1, "three"), writer_id=5, sequence=2)
+        await tablet.put((1, "two"), writer_id=5, sequence=1)

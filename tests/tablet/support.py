@@ -94,11 +94,13 @@ class Tablet:
             [ReplicaStop(TableBucket(TABLE, None, bucket), 0, True) for bucket in buckets]
         )
 
-    async def produce(self, *buckets: int, timeout_ms: int = 30_000) -> tuple[Connection, int]:
+    async def produce(
+        self, *buckets: int, timeout_ms: int = 30_000, **writer: int
+    ) -> tuple[Connection, int]:
         """Send one batch to each bucket in one request; the connection and the request's id."""
         request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=timeout_ms)
         for bucket in buckets:
-            request.buckets_req.add(bucket_id=bucket, records=batch())
+            request.buckets_req.add(bucket_id=bucket, records=batch(**writer))
         connection = Connection()
         return connection, connection.send(self.server.produce.handle, request)
 
@@ -128,12 +130,12 @@ def fetch_request(
     return request
 
 
-def batch(rows: int = 3, *, statistics: bytes = b"") -> bytes:
+def batch(rows: int = 3, *, statistics: bytes = b"", **writer: int) -> bytes:
     """An Arrow batch of the table."""
     columns = [pa.array(range(rows), pa.int64()), pa.array(["text"] * rows)]
     message = pa.RecordBatch.from_arrays(columns, names=["a", "b"]).serialize().to_pybytes()
     magic = 1 if statistics else 0
-    return bytes(build_batch(1, message, rows, magic=magic, statistics=statistics))
+    return bytes(build_batch(1, message, rows, magic=magic, statistics=statistics, **writer))
 
 
 class Connection:

@@ -143,11 +143,17 @@ class KvTablet:
     # ------------------------------------------------------------------------------------ writes
 
     def prepare(
-        self, records: Bytes, targets: tuple[int, ...], mode: int, now_ms: int
+        self,
+        records: Bytes,
+        targets: tuple[int, ...],
+        mode: int,
+        now_ms: int,
+        expiry_ms: int | None = None,
     ) -> PreparedPut:
         """Work out one put batch and apply it. A batch that is refused raises and changes nothing.
 
         `targets` are the positions of the columns that the batch writes, empty for all.
+        `expiry_ms` is the time by which writers have expired, by default `now_ms`.
         """
         if self.failure is not None:
             raise self.failure
@@ -158,7 +164,8 @@ class KvTablet:
         if self.fence is not OPEN or is_producer(batch.writer_id):
             self.fence.check(table, batch.writer_id, targets, self.undoing)
         now_ms = max(now_ms, self._last_timestamp)
-        earlier = self._writers.check((self._as_checked(batch),), now_ms)
+        expiry_ms = now_ms if expiry_ms is None else expiry_ms
+        earlier = self._writers.check((self._as_checked(batch),), expiry_ms)
         if earlier is not None:
             return PreparedPut(None, earlier[1], now_ms)
         if table.indexed:

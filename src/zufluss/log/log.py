@@ -204,9 +204,15 @@ class Log(DurableLog):
     # ------------------------------------------------------------------------------------ append
 
     def append(
-        self, view: memoryview, batches: Sequence[CheckedBatch], now_ms: int
+        self,
+        view: memoryview,
+        batches: Sequence[CheckedBatch],
+        now_ms: int,
+        expiry_ms: int | None = None,
     ) -> AppendResult:
         """Append the checked batches of one bucket entry, all or none.
+
+        `expiry_ms` is the time by which writers have expired, by default `now_ms`.
 
         Their positions are absolute in `view`, the receive buffer, and they follow each other in
         it. Offsets and the commit time are stamped in place. `OutOfOrderSequenceError` refuses a
@@ -215,7 +221,7 @@ class Log(DurableLog):
         """
         if self.failure is not None:
             raise self._refusal()
-        copy = self.writers.check(batches, now_ms)
+        copy = self.writers.check(batches, now_ms if expiry_ms is None else expiry_ms)
         if copy is not None:
             return AppendResult(copy[0], copy[1], True)
         return self.append_new(view, batches, now_ms)

@@ -143,10 +143,13 @@ class ProduceHandler:
         durability: Durability,
         tasks: BackgroundTasks,
         clock_ms: Callable[[], int],
+        expiry_ms: Callable[[], int] | None = None,
     ) -> None:
+        """`expiry_ms` is the time by which writers have expired; by default the clock's."""
         self._buckets = buckets
         self.tasks = tasks
         self._clock_ms = clock_ms
+        self._expiry_ms = expiry_ms or clock_ms
         self._durability = durability
         self._loop = asyncio.get_running_loop()
         self.pending: set[PendingProduce] = set()
@@ -544,7 +547,7 @@ class ProduceHandler:
         if replica.failure is not None:
             raise replica.failure
         self._durability.admit()
-        appended = replica.log.append(view, batches, self._clock_ms())
+        appended = replica.log.append(view, batches, self._clock_ms(), self._expiry_ms())
         if not appended.duplicate:
             start, end = batches[0].start, batches[-1].end
             try:

@@ -223,13 +223,16 @@ class PutHandler:
         tasks: BackgroundTasks,
         clock_ms: Callable[[], int],
         allocate_ids: AllocateIds,
+        expiry_ms: Callable[[], int] | None = None,
     ) -> None:
+        """`expiry_ms` is the time by which writers have expired; by default the clock's."""
         self._buckets = buckets
         self._durability = durability
         self._kv = kv
         self._contention = contention
         self.tasks = tasks
         self._clock_ms = clock_ms
+        self._expiry_ms = expiry_ms or clock_ms
         self._allocate_ids = allocate_ids
         self._loop = asyncio.get_running_loop()
         self.pending: set[PendingProduce] = set()
@@ -383,11 +386,11 @@ class PutHandler:
         """Hand one batch to the worker; its outcome comes back to `_prepared`."""
         tablet, size = replica.tablet, BATCH_BYTES + len(records)
         promised = 0 if tablet.table.auto_increment is None else _record_count(records)
-        now_ms, encoders = self._clock_ms(), self._kv.encoders
+        now_ms, expiry_ms, encoders = self._clock_ms(), self._expiry_ms(), self._kv.encoders
 
         def prepare() -> PreparedPut:
             encoders.check(tablet)
-            return tablet.prepare(records, targets, mode, now_ms)
+            return tablet.prepare(records, targets, mode, now_ms, expiry_ms)
 
         def prepared() -> None:
             nonlocal size, promised

@@ -126,9 +126,17 @@ class TabletServer:
         self.kv = KvHost(conf, self.data_dir, files, asyncio.get_running_loop())
         contention = Contention()
 
-        self.produce = ProduceHandler(buckets, durability, tasks, clock_ms)
+        self.produce = ProduceHandler(buckets, durability, tasks, clock_ms, expiry_ms)
         self.put = PutHandler(
-            conf, buckets, durability, self.kv, contention, tasks, clock_ms, allocate_ids
+            conf,
+            buckets,
+            durability,
+            self.kv,
+            contention,
+            tasks,
+            clock_ms,
+            allocate_ids,
+            expiry_ms,
         )
         self.lookup = LookupHandler(buckets, self.kv, self.put, contention, tasks, Answers(conf))
         self.service = TabletService(buckets, self.lookup, self._readers, clock_ms)
