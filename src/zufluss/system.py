@@ -13,6 +13,7 @@ found when the module is imported, so on Linux a call costs what it cost without
 | huge pages, pages faulted in ahead | `madvise` | none; writers fault pages in |
 | early write-back (`begin_writeback`) | `posix_fadvise` | none; the sync at the end takes longer |
 | large pipes (`widen_pipe`) | `F_SETPIPE_SZ` | none; more switches between processes |
+| the end of lost peers (`watch_peers`) | `TCP_KEEPIDLE` | `TCP_KEEPALIVE` |
 | time with sleep (`UPTIME_CLOCK`) | `CLOCK_BOOTTIME` | `CLOCK_MONOTONIC_RAW` |
 
 On macOS `fsync` hands the data to the drive, which may still lose it when the power fails; only
@@ -34,6 +35,7 @@ import functools
 import importlib
 import mmap
 import os
+import socket
 import stat
 import sys
 import time
@@ -146,6 +148,32 @@ def widen_pipe(fd: int, size: int) -> None:
     """Give a pipe a buffer of `size` bytes; raises `OSError` at the user's limit of large pipes."""
     if _PIPE_SIZE is not None:
         _fcntl.fcntl(fd, _PIPE_SIZE, size)
+
+
+PEER_SILENT_SECONDS: Final = 15
+"""After this silence the system asks the machine at the other end of a connection for a sign."""
+PEER_ASKED_SECONDS: Final = 5
+"""How often it asks."""
+PEER_ASKED_TIMES: Final = 3
+"""Without an answer to so many questions the connection has ended."""
+_PEER_OPTIONS: Final = {
+    "TCP_KEEPIDLE": PEER_SILENT_SECONDS,
+    "TCP_KEEPALIVE": PEER_SILENT_SECONDS,  # macOS
+    "TCP_KEEPINTVL": PEER_ASKED_SECONDS,
+    "TCP_KEEPCNT": PEER_ASKED_TIMES,
+}
+
+
+def watch_peers(fd: int) -> None:
+    """Have the connections of a listening socket end soon after the other machine vanished.
+
+    A process that ends closes its connections; a machine that loses power or its network does not.
+    """
+    with socket.socket(fileno=os.dup(fd)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _PEER_OPTIONS.items():
+            if hasattr(socket, name):
+                listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def lock_directory(directory: Path, *, wait: bool) -> int | None:

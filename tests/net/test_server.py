@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -17,6 +18,7 @@ from zufluss.net.memory import Limits
 from zufluss.net.server import BURST_FACTOR, NetServer
 from zufluss.net.services import Services
 from zufluss.pacing import Pace
+from zufluss.system import PEER_ASKED_TIMES
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.codec import BYTES_AT_ONCE
@@ -316,6 +318,18 @@ async def test_a_frame_that_trickles_in_is_closed_as_well():
 async def test_an_idle_connection_is_closed():
     async with serving(exists_service(), limits=Limits(idle_seconds=0.05)) as (_, connect):
         assert await (await connect()).closed()
+
+
+async def test_the_system_asks_silent_clients_whether_their_machine_is_still_there():
+    """Whoever lost power or network sends no end; it would keep its pins for ten minutes."""
+    async with serving(exists_service()) as (server, connect):
+        peer = await connect()
+        assert (await peer.call(ApiKey.DATABASE_EXISTS, ask("yes"))).error is None
+        (connection,) = server.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        count = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+        assert count == PEER_ASKED_TIMES
 
 
 async def test_a_connection_over_the_limit_is_closed_and_the_others_stay():

@@ -8,6 +8,7 @@
 | answers the client does not read | reading pauses until it reads them; without progress: close |
 | memory of half-received frames, all connections | reading pauses; one frame at a time continues |
 | time a begun frame may take, idle time | close |
+| silence of the machine at the other end | the system ends it (`system.watch_peers`) |
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from zufluss.net.connection import ServerConnection
 from zufluss.net.listeners import Listener
 from zufluss.net.memory import Limits, ReceiveMemory, SendMemory, new_buffer
 from zufluss.net.services import Handler, RequestContext, Services
+from zufluss.system import watch_peers
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, Api, ApiKey
 from zufluss.wire.sasl import PlainAuthenticator
@@ -78,6 +79,8 @@ class NetServer:
                 backlog=1024,
                 start_serving=False,
             )
+            for listening in server.sockets:
+                watch_peers(listening.fileno())
             self._servers.append(server)
             bound.append(listener.bound_to(server.sockets[0].getsockname()[1]))
         self.listeners = tuple(bound)
