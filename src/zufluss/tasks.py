@@ -21,6 +21,12 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
+def forgive(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from reporting the failure of a task that ended, if nobody waits any more."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def end(task: asyncio.Task[Any] | None) -> None:
     """Cancel a task, if there is one, and wait until it has ended."""
     if task is not None:

@@ -44,6 +44,30 @@ async def test_a_cluster_that_cannot_be_reached_is_a_network_error() -> None:
         await connect_async(f"127.0.0.1:{port}", **FAST | {"client.connect-timeout": "200ms"})
 
 
+async def test_a_question_about_a_table_that_fails_after_its_caller_left_is_not_reported(
+    cluster: FakeCluster, connection: AsyncConnection
+) -> None:
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: m.MetadataRequest) -> ZuflussError:
+        asked.set()
+        await answers.wait()
+        return error(ErrorCode.PARTITION_NOT_EXISTS, "it was dropped")
+
+    reports: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    cluster.handlers[ApiKey.GET_METADATA] = answer
+    caller = asyncio.ensure_future(connection.refresh())
+    await asked.wait()
+    caller.cancel()
+    (question,) = connection._refreshes.values()
+    answers.set()
+    await asyncio.wait([question])
+    del caller, question
+    gc.collect()
+    assert not reports
+
+
 async def test_both_roles_on_one_port_share_one_socket(
     cluster: FakeCluster, connection: AsyncConnection
 ) -> None:

@@ -52,6 +52,7 @@ from zufluss.errors import (
 )
 from zufluss.model.table import TableBucket, TableInfo, TablePath
 from zufluss.net.client import RpcConnection, open_connection
+from zufluss.tasks import forgive
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import path_to_proto
@@ -295,6 +296,7 @@ class ClusterConnection:
             task = asyncio.ensure_future(self._refresh(table, names))
             self._refreshes[key] = task
             task.add_done_callback(lambda _: self._refreshes.pop(key, None))
+            task.add_done_callback(forgive)
         await asyncio.shield(task)
 
     async def _refresh(

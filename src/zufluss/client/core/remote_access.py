@@ -29,6 +29,7 @@ from zufluss.remote.layout import root_of
 from zufluss.remote.objects import Objects
 from zufluss.remote.tokens import ENDPOINT, ENDPOINT_REGION, PATH_STYLE
 from zufluss.remote.uri import FILE, LocationUri, parse_location
+from zufluss.tasks import forgive
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import physical_path_to_proto
@@ -174,6 +175,7 @@ class RemoteAccess:
             task = asyncio.ensure_future(self._renew(table, uri))
             self._renewals[table] = task
             task.add_done_callback(lambda _: self._renewals.pop(table, None))
+            task.add_done_callback(forgive)
         await asyncio.shield(task)
 
     async def _renew(self, table: TablePath, uri: LocationUri) -> None:
