@@ -87,6 +87,10 @@ def test_rows_are_shown_as_they_were_at_offsets_or_a_time(
     assert len(before) == 30
     assert before[0] in ("row 0", "later")
     assert scan(name, "--at", "0") == []
+    parts = [scan(name, "--at", str(written + 1), "--bucket", bucket) for bucket in ("0", "1")]
+    assert sum(map(len, parts)) == 30
+    some = scan(name, "--at", str(written + 1), "--bucket", "0", "--partition", "2")
+    assert some == [row for row in parts[0] if row["day"] == "2"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from zufluss.errors import (
     InvalidScanRequestError,
     KvScanBusyError,
     KvSnapshotNotExistError,
+    PartitionNotExistError,
     TableNotExistError,
 )
 from zufluss.model.expression import Expression
@@ -198,6 +199,46 @@ def test_partitions_and_buckets_can_be_chosen(conn: Connection) -> None:
     assert all(parts)
     with table.scan().open() as scanner:
         assert len(scanner.log_offsets) == 4
+
+
+def test_some_buckets_and_partitions_are_read_at_the_offsets_of_the_whole_table(
+    conn: Connection,
+) -> None:
+    conn.admin.create_table(
+        "fluss.parts_at",
+        "id BIGINT, day STRING, n INT, PRIMARY KEY (id, day)",
+        partition_keys=["day"],
+        bucket_count=2,
+    )
+    table = conn.table("fluss.parts_at")
+
+    def write(n: int) -> None:
+        with table.upsert() as writer:
+            for day in ("1", "2"):
+                writer.write({"id": [*range(20)], "day": [day] * 20, "n": [n] * 20})
+
+    write(1)
+    with table.scan().open() as scanner:
+        assert sum(batch.num_rows for batch in scanner) == 40
+        at = scanner.log_offsets
+    write(2)
+
+    def rows(**chosen: Any) -> list[tuple[int, str]]:
+        found = table.scan(at=at, **chosen).to_arrow().to_pylist()
+        assert {row["n"] for row in found} == {1}
+        return sorted((row["id"], row["day"]) for row in found)
+
+    everything = [(id, day) for id in range(20) for day in ("1", "2")]
+    assert sorted(rows(buckets=[0]) + rows(buckets=[1])) == everything
+    assert rows(partitions=["2"]) == [(id, "2") for id in range(20)]
+    both = [rows(partitions=["1"], buckets=[bucket]) for bucket in (0, 1)]
+    assert sorted(both[0] + both[1]) == rows(partitions=["1"])
+    with pytest.raises(PartitionNotExistError, match="has no 2 to scan"):
+        table.scan(at={2: 0}, buckets=[0]).to_arrow()
+    conn.admin.drop_partition("fluss.parts_at", {"day": "1"})
+    assert rows(partitions=["2"]) == [(id, "2") for id in range(20)]
+    with pytest.raises(PartitionNotExistError):
+        rows()
 
 
 def test_refusals_name_the_table_and_the_partition(conn: Connection) -> None:

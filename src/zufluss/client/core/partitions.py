@@ -63,9 +63,16 @@ def offsets_at(
     info: TableInfo,
     places: Iterable[BucketPlace],
     at: Mapping[int, int] | Mapping[TableBucket, int],
+    partitions: Iterable[Partition] | None = None,
+    buckets: Iterable[int] | None = None,
 ) -> dict[TableBucket, int]:
-    """The offsets in `at`, by bucket; raises `PartitionNotExistError` for an unknown bucket."""
+    """The offsets in `at` of these places, by bucket.
+
+    `at` may name buckets and partitions that were not chosen. Raises `PartitionNotExistError` for
+    an unknown bucket, such as one of a partition that was dropped.
+    """
     by_key: dict[int | TableBucket, int] = dict(at)  # type: ignore[arg-type]
+    places = tuple(places)
     offsets = {}
     for place in places:
         for key in (place.bucket, place.bucket.bucket_id):
@@ -73,7 +80,16 @@ def offsets_at(
                 offsets[place.bucket] = by_key[key]
                 break
     known = {*offsets, *(bucket.bucket_id for bucket in offsets)}
-    gone = [key for key in by_key if key not in known]
+    chosen = None if buckets is None else set(buckets)
+    parts = None if partitions is None else {place.bucket.partition_id for place in places}
+
+    def is_left_out(key: int | TableBucket) -> bool:
+        number = key if isinstance(key, int) else key.bucket_id
+        if chosen is not None and number in range(info.bucket_count) and number not in chosen:
+            return True
+        return parts is not None and isinstance(key, TableBucket) and key.partition_id not in parts
+
+    gone = [key for key in by_key if key not in known and not is_left_out(key)]
     if gone:
         raise PartitionNotExistError(
             f"table {info.path} has no {gone[0]!r} to scan at offset {by_key[gone[0]]}, or no "

@@ -410,7 +410,7 @@ async def chosen_states(
     places = await chosen_places(scan.connection, info, scan.partitions, scan.buckets, filter)
     if scan.at is None:
         return places, None
-    at = offsets_at(info, places, scan.at)
+    at = offsets_at(info, places, scan.at, scan.partitions, scan.buckets)
     names = {place.partition for place in places if place.partition is not None}
     left = {None, *possible_partitions(info, scan.filter, names)}
     return [p for p in places if p.bucket in at and p.partition in left], at
