@@ -53,6 +53,19 @@ LOST_STEPS = ("lost-revoke", "lost-forget", "lost-lake", "lost-retire")
 """Steps of giving up a destroyed location: before leases are revoked, snapshots are removed from
 their records, offsets files of lakes are written anew, and the location is retired."""
 
+WAL_STEPS = (
+    "wal-close", "wal-seal", "wal-sealed", "wal-assign", "wal-assigned", "wal-takeover",
+    "wal-taken-over", "wal-delete", "wal-recover", "wal-carry", "wal-carried", "wal-adopted",
+    "wal-trim", "wal-trim-carried", "wal-trim-noted", "wal-trimmed",
+)  # fmt: skip
+"""The same, where several tablet servers share a log. At the coordinator: before a session is
+closed, before it is sealed and after; before its buckets get other leaders and after; before it is
+noted that one of these has a bucket and after; before objects of a session that nobody needs are
+deleted. At a new leader: before it reads the session of the former one, before it writes the end of
+a bucket into its own session, after that, and after the coordinator noted it. At any leader, of
+each round of trimming: before short tails are written again and after, after the coordinator noted
+the floor, and after the objects below it were deleted."""
+
 OPEN_FILES_MAX = 256
 """Files kept open for reading old segments and indexes; the least recently used is closed."""
 
@@ -271,7 +284,7 @@ def files_from_environment(environ: Mapping[str, str] = os.environ) -> Files:
     if not point:
         return Files()
     operation, _, hit = point.partition("#")
-    names = (*OPERATIONS, *STEPS, *LOST_STEPS)
+    names = (*OPERATIONS, *STEPS, *LOST_STEPS, *WAL_STEPS)
     if operation not in names or not hit.isdecimal() or int(hit) < 1:
         raise ConfigError(
             f"{KILL_AT_VARIABLE}={point!r} is not of the form <operation>#<n> with n from 1 and an "

@@ -144,7 +144,9 @@ class TabletServer:
         self.shared: SharedHost | None = None
         """The shared log, None where logs are durable on the disk."""
         if conf.get(options.ZUFLUSS_LOG_DURABILITY) == "remote":
-            self.shared = SharedHost(conf, storage, gateway, durability.written, self._fenced)
+            self.shared = SharedHost(
+                conf, storage, gateway, durability.written, self._fenced, files.reach
+            )
             durability.shared = self.shared
             buckets.lease = self.shared.lease
         self.rejoin: Callable[[], Awaitable[None]] | None = None

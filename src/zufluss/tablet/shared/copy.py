@@ -72,6 +72,7 @@ class SharedCopy(BucketCopy):
         async def tail(start: int) -> Sequence[memoryview]:
             if mine and session.writer.end_offset(bucket) is None:
                 return ()  # a new bucket; the session need not be read
+            self._host.reach("wal-recover")
             found = await self._host.tail(source, bucket, start)
             log.debug(
                 "bucket_tail_read", bucket=str(bucket), first=start, end=found.end_offset,
@@ -99,12 +100,15 @@ class SharedCopy(BucketCopy):
         bucket, epoch, session = replica.bucket, replica.leader_epoch, self._session
         if not session.holds(bucket):
             if not session.has_carried(bucket, epoch):
+                self._host.reach("wal-carry")
                 tail = replica.log.tail(self._remote_end)
                 parts = await asyncio.to_thread(lambda: cut(memoryview(tail.read())))
                 await session.writer.room()
                 session.carry(bucket, epoch, parts)
             await session.writer.drained()
+            self._host.reach("wal-carried")
             await session.commit(Takeover(bucket, epoch))
+            self._host.reach("wal-adopted")
         if replica.kv is not None:
             await asyncio.sleep(self._lease_end - asyncio.get_running_loop().time())
         if self._host.live is not session:

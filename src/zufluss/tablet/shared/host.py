@@ -42,8 +42,13 @@ class SharedHost:
         gateway: RemoteGateway,
         on_durable: OnDurable,
         on_fenced: Callable[[NotLeaderError], None],
+        reach: Callable[[str], None] = lambda step: None,
     ) -> None:
-        """`on_fenced` is called when the live session has ended without `begin` or `close`."""
+        """`on_fenced` is called when the live session has ended without `begin` or `close`.
+
+        `reach` is told the name of each step, where tests kill.
+        """
+        self.reach = reach
         self._storage = storage
         self._gateway = gateway
         self._on_durable = on_durable

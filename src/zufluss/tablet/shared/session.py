@@ -132,15 +132,15 @@ class ServerSession:
         finally:
             self._committing = None
 
-    async def trim(self, floor: int) -> int:
-        """Delete the objects below a number, once the coordinator has noted it as the floor.
-
-        Returns how many went.
-        """
+    async def raise_floor(self, floor: int) -> None:
+        """Have the coordinator note that nobody needs the objects below a number."""
         await self._gateway.commit_wal_floor(self.identity, floor)
         self.floor = floor
         self.writer.trimmed(floor)
-        return await self.shared.trim(self.name, floor)
+
+    async def delete_below_floor(self) -> int:
+        """Delete the objects below the recorded floor; returns how many went."""
+        return await self.shared.trim(self.name, self.floor)
 
     async def close(self) -> None:
         """Make everything durable, and say that the session ended."""

@@ -117,11 +117,16 @@ class Trimmer:
         pressing = self._is_pressing(session)
         if floor <= session.floor or (2 * carried > freed and not pressing):
             return 0
+        self._host.reach("wal-trim")
         for bucket, tail in tails.items():
             if first[bucket] < floor:
                 await self._carry(session, served[bucket], tail)
         await session.writer.drained()
-        deleted = await session.trim(floor)
+        self._host.reach("wal-trim-carried")
+        await session.raise_floor(floor)
+        self._host.reach("wal-trim-noted")
+        deleted = await session.delete_below_floor()
+        self._host.reach("wal-trimmed")
         log.debug("wal_trimmed", floor=floor, freed=freed, carried=carried, deleted=deleted)
         return deleted
 
