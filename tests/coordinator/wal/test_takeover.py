@@ -16,7 +16,7 @@ from zufluss.cluster.examination import Severity
 from zufluss.cluster.replicas import replica_from_proto
 from zufluss.cluster.wal import Takeover, WalSource
 from zufluss.coordinator.wal.book import State
-from zufluss.coordinator.wal.takeover import RETURN_SECONDS, UNDELIVERED_SECONDS
+from zufluss.coordinator.wal.takeover import RETURN_LEASES, UNDELIVERED_SECONDS
 from zufluss.errors import NetworkError
 from zufluss.model.table import DatabaseDescriptor, TableBucket
 from zufluss.wire import messages as m
@@ -261,7 +261,7 @@ async def test_a_coordinator_that_dies_at_any_step_is_continued_by_the_next(
     await world.restart()
     await two.link.heartbeat()
     assert set(theirs) == set(led(world, lost, buckets)) or step == "wal-assigned"
-    world.seconds.now += RETURN_SECONDS
+    world.seconds.now += RETURN_LEASES * LEASE_SECONDS
     await two.link.heartbeat()
     await until(lambda: led(world, two, buckets) == buckets)
     await ordered(world, buckets)

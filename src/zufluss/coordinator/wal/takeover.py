@@ -2,7 +2,7 @@
 
 A server is lost when it leads buckets, or has a session that has not ended, and is not registered.
 Nothing of this is noted anywhere else, so a coordinator that starts goes on where the one before
-stopped; servers that it has not seen yet have `RETURN_SECONDS` to come back by themselves.
+stopped; servers that it has not seen yet have `RETURN_LEASES` to come back by themselves.
 
 | step | what | if it fails or the coordinator dies here |
 |---|---|---|
@@ -44,8 +44,9 @@ from zufluss.tasks import end
 
 log = structlog.get_logger(__name__)
 
-RETURN_SECONDS: Final = 30.0
-"""So long after the start of the coordinator its servers may come back by themselves."""
+RETURN_LEASES: Final = 10
+"""So many leases of lookups (half a minute) after the start of the coordinator its servers may come
+back by themselves."""
 RETRY_SECONDS: Final = 1.0
 """Pause between two rounds while something is left to do."""
 UNDELIVERED_SECONDS: Final = 30.0
@@ -76,7 +77,7 @@ class Takeovers:
         self._reach = reach
         self._seen: set[int] = set()
         """Servers that have registered with this coordinator."""
-        self._unseen_until = keeper.clock() + RETURN_SECONDS
+        self._unseen_until = keeper.clock() + RETURN_LEASES * keeper.lease_seconds
         self._orders: dict[TableBucket, ReplicaAssignment] = {}
         """Orders that have not arrived yet."""
         self._sending: dict[int, asyncio.Task[None]] = {}
