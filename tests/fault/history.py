@@ -11,13 +11,16 @@ end `violations` compares both with the whole content of every bucket:
 * offsets are dense, commit times do not go back, checksums fit;
 * a batch that was ever read still exists with the same bytes, unless it has expired;
 * the high watermark and the start of the log never decrease; no writer id is given twice.
+
+`KeyHistory` does the same for lookups, one key at a time, as a register: a lookup gives a row that
+was sent, not older than what was acknowledged, or looked up, before it began.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -158,6 +161,63 @@ class History:
         """Wait until so many more rows are acknowledged."""
         target = self.acked_rows + rows
         return self.wait(lambda: self.acked_rows >= target, seconds)
+
+
+class KeyHistory:
+    """The rows of keys as their writers sent them, and what lookups said. Many threads note it.
+
+    Each key has one writer, which sends its rows in order. So each row of a key has a number, and a
+    lookup that began when number n was acknowledged, or had been looked up, must give the row of n
+    or a later one. A key that was not written yet has the row None, number 0.
+    """
+
+    def __init__(self, history: History) -> None:
+        """`history` is told of violations."""
+        self._history = history
+        self._lock = threading.Lock()
+        self._rows: dict[Any, list[Any]] = {}
+        self._least: dict[Any, int] = {}
+        """The number below which no lookup may give a row that begins now."""
+        self.answers = 0
+        """Lookups that were answered with rows."""
+
+    def sent(self, key: Any, row: Any) -> int:
+        """The next row of a key, None for none, is about to be sent; its number."""
+        with self._lock:
+            rows = self._rows.setdefault(key, [None])
+            rows.append(row)
+            return len(rows) - 1
+
+    def acknowledged(self, key: Any, number: int) -> None:
+        """A row was acknowledged."""
+        with self._lock:
+            self._least[key] = max(self._least.get(key, 0), number)
+
+    def keys(self) -> list[Any]:
+        """All keys that were ever sent."""
+        with self._lock:
+            return list(self._rows)
+
+    def begin(self, keys: Iterable[Any]) -> list[int]:
+        """A lookup is about to be sent; what `end` needs to judge it."""
+        with self._lock:
+            return [self._least.get(key, 0) for key in keys]
+
+    def end(self, keys: Sequence[Any], least: Sequence[int], rows: Sequence[Any], who: str) -> None:
+        """A lookup was answered."""
+        wrong = []
+        with self._lock:
+            self.answers += 1
+            for key, at_least, row in zip(keys, least, rows, strict=True):
+                known = self._rows[key]
+                number = next((n for n in range(at_least, len(known)) if known[n] == row), None)
+                if number is None:
+                    older = row in known
+                    wrong.append(f"{key}: {row} is {'stale' if older else 'no row that was sent'}")
+                else:
+                    self._least[key] = max(self._least.get(key, 0), number)
+        for text in wrong:
+            self._history.problem(f"{who} looked up {text}")
 
 
 def violations(history: History, contents: Mapping[TableBucket, Content]) -> list[str]:

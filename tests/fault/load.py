@@ -356,8 +356,8 @@ class Reader(Worker):
         if entry.error_code == ErrorCode.LOG_OFFSET_OUT_OF_RANGE_EXCEPTION:
             self.move_to_start(client, bucket, offset)
             return
-        if entry.error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION:
-            return  # a tablet server that listens already and has not joined yet
+        if self.is_elsewhere(entry.error_code):
+            return
         if entry.error_code:
             raise AssertionError(f"{bucket} at {offset}: {entry.error_message}")
         self.history.saw_high_watermark(bucket, entry.high_watermark)
@@ -367,6 +367,10 @@ class Reader(Worker):
         if offset > entry.high_watermark:
             self.history.problem(f"{bucket}: read up to {offset}, high {entry.high_watermark}")
         self.positions[bucket] = max(position, offset)
+
+    def is_elsewhere(self, error_code: int) -> bool:
+        """Whether a server does not have the bucket yet: it listens already and has not joined."""
+        return error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
 
     def move_to_start(self, client: RawClient, bucket: TableBucket, offset: int) -> None:
         """The offset has expired, or its record was lost."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.fault.history import Ack, Batch, Content, History, violations
+from tests.fault.history import Ack, Batch, Content, History, KeyHistory, violations
 from zufluss.model.table import TableBucket
 
 BUCKET = TableBucket(7, None, 0)
@@ -124,3 +124,39 @@ def test_rows_below_the_start_of_the_log_may_be_gone() -> None:
     content = contents[BUCKET]
     contents[BUCKET] = Content(4, content.keys[4:], {4: content.batches[4], 6: content.batches[6]})
     assert violations(history, contents) == []
+
+
+def test_lookups_may_give_what_was_acknowledged_before_and_what_is_under_way() -> None:
+    history = History()
+    keys = KeyHistory(history)
+    for row in ("a", None, "b"):
+        keys.sent(1, row)
+    keys.acknowledged(1, 1)
+    for row in ("a", None, "b", "b"):
+        keys.end([1], keys.begin([1]), [row], "someone")
+    assert history.problems == []
+    assert keys.answers == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "text"), [("a", "stale"), (None, "stale"), ("c", "no row that was sent")]
+)
+def test_a_lookup_of_an_older_row_is_found(row: str | None, text: str) -> None:
+    history = History()
+    keys = KeyHistory(history)
+    for sent in ("a", "b"):
+        keys.acknowledged(1, keys.sent(1, sent))
+    keys.end([1], keys.begin([1]), [row], "someone")
+    assert text in history.problems[0]
+
+
+def test_a_lookup_that_goes_back_behind_another_is_found() -> None:
+    history = History()
+    keys = KeyHistory(history)
+    before = keys.begin([1])
+    keys.sent(1, "a")
+    keys.end([1], keys.begin([1]), ["a"], "one")
+    keys.end([1], before, [None], "one that began earlier")
+    assert history.problems == []
+    keys.end([1], keys.begin([1]), [None], "another")
+    assert "another looked up 1: None is stale" in history.problems[0]
