@@ -64,6 +64,11 @@ _UNANSWERED: Final = (NetworkError, TimeoutError)
 _SEQUENCE_MASK: Final = 0x7FFF_FFFF
 
 
+def _may_have_moved(reason: ZuflussError) -> bool:
+    """Whether another server may lead the bucket by now: a silent one may be lost."""
+    return reason.refresh_metadata or isinstance(reason, TimeoutError)
+
+
 class SendableBatch(Protocol):
     """A batch ready to send; writer id and sequence can be changed."""
 
@@ -376,7 +381,7 @@ class Sender:
         if queue.paused:
             return
         log.debug("writer.retry bucket=%r error=%s", queue.bucket, reason)
-        if reason.refresh_metadata:
+        if _may_have_moved(reason):
             self._connection.metadata.forget_leader(queue.bucket)
         self._start(queue, self._recover(queue, reason))
 
@@ -409,13 +414,15 @@ class Sender:
                 queue.backoff = queue.backoff or Backoff(self._options.delivery_timeout_ms)
                 await asyncio.sleep(queue.backoff.pause_seconds())
             left_s = min(batch.deadline for batch in queue.batches) - self._loop.time()
+            # A leader that accepts connections and answers nothing may be replaced meanwhile.
+            limit_ms = min(left_s * 1000, self._options.request_timeout_ms)
             try:
-                async with Backoff(max(left_s * 1000, 1)).attempt():
+                async with Backoff(max(limit_ms, 1)).attempt():
                     return await self._connect(queue)
             except ZuflussError as e:
                 if not e.retriable:
                     raise
-                if e.refresh_metadata:
+                if _may_have_moved(e):
                     self._connection.metadata.forget_leader(queue.bucket)
                 reason = e
 
