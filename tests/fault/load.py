@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import fluss
 import numpy as np
@@ -418,6 +418,8 @@ async def _wait(handle: fluss.WriteResultHandle) -> None:
 class ZuflussWriter(Worker):
     """Our own client."""
 
+    settings: ClassVar[dict[str, str]] = {}
+
     def __init__(self, load: Load, seed: int, target: Target) -> None:
         super().__init__(load, seed)
         self.target = target
@@ -425,7 +427,7 @@ class ZuflussWriter(Worker):
 
     def work(self) -> None:
         with (
-            zufluss.connect(f"127.0.0.1:{self.load.port}") as conn,
+            zufluss.connect(f"127.0.0.1:{self.load.port}", **self.settings) as conn,
             conn.table(f"{DATABASE}.{self.target.name}").append() as writer,
         ):
             while not self.finishing:

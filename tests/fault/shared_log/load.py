@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import ClassVar, NamedTuple, Self, TypeVar
 
 import zufluss
 from tests.end_to_end.raw import (
@@ -46,7 +46,7 @@ from tests.fault.load import (
     create_target,
     read_bucket,
 )
-from tests.fault.shared_log.servers import HastyClient, SharedServers
+from tests.fault.shared_log.servers import ANSWER_SECONDS, HastyClient, SharedServers
 from tests.waiting import WAIT_SECONDS
 from zufluss.errors import RETRIABLE, ErrorCode, ZuflussError
 from zufluss.wire import messages as m
@@ -146,6 +146,12 @@ class Follower(Routed, Reader):
         return super().is_elsewhere(error_code)
 
 
+class HastyWriter(ZuflussWriter):
+    """Our client, which does not wait long for a server that was stopped."""
+
+    settings: ClassVar[dict[str, str]] = {"client.request-timeout": f"{ANSWER_SECONDS:g}s"}
+
+
 class Asked(NamedTuple):
     """A lookup, or a question for the end of the log, that was sent."""
 
@@ -182,15 +188,15 @@ class DirectLooker(Worker):
     def look(self, client: RawClient) -> None:
         asked: dict[int, Asked] = {}
         due = time.monotonic()
-        while not self.finishing or (asked and self.load.given_up.is_set()):
+        while not self.finishing:
             wait = max(0.0, due - time.monotonic())
             ready, _, _ = select.select([client.socket], [], [], wait)
             if ready:
                 self.judge(client, asked)
-            if time.monotonic() >= due and len(asked) < LOOKUPS_AHEAD:
+            if time.monotonic() >= due:
                 due = time.monotonic() + LOOKUP_SECONDS
                 known = self.load.keys.keys()
-                if known:
+                if known and len(asked) < LOOKUPS_AHEAD:
                     self.ask(client, asked, known)
 
     def ask(self, client: RawClient, asked: dict[int, Asked], known: Sequence[int]) -> None:
@@ -264,7 +270,7 @@ class Traffic:
         *,
         logs: int = 3,
         keyed: int = 3,
-        clients: Sequence[Client] = (ZuflussWriter,),
+        clients: Sequence[Client] = (HastyWriter,),
         lookers: bool = True,
         readers: bool = True,
         properties: dict[str, str] | None = None,

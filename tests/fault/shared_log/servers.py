@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -96,9 +97,11 @@ class SharedServers:
         """The metadata of tables, as the first server has it that answers."""
         request = m.MetadataRequest(table_path=[table_path(*path) for path in paths])
         for server in (self.coordinator, *self.tablets.values()):
-            with suppress(OSError, ConnectionEndedError, ZuflussError):
-                with HastyClient(server.port) as client:
-                    return client.call(ApiKey.GET_METADATA, request)
+            with (
+                suppress(OSError, ConnectionEndedError, ZuflussError),
+                HastyClient(server.port) as client,
+            ):
+                return client.call(ApiKey.GET_METADATA, request)
         return None
 
     def leader(self, database: str, table: str, bucket: int = 0) -> int | None:
@@ -166,6 +169,14 @@ class SharedServers:
     def thaw(self, server_id: int) -> None:
         """Let it go on."""
         os.kill(self.tablets[server_id].pid, signal.SIGCONT)
+
+    def pause(self, process: RoleServer, seconds: float) -> None:
+        """Stop a process for a while; the length of the pause is the fault."""
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
 
     def entries(self, prefix: str) -> dict[str, bytes]:
         """What the store of the coordinator has below a path, from a copy of it."""
