@@ -148,6 +148,7 @@ class Apart:
     ) -> None:
         """Have a tiering service commit a lake snapshot of the only lake table."""
         self.clock.now_ms += DAY_MS
+        self.seconds.now += DAY_MS / 1000
         self.tablet.ends |= offsets
         lake = self.coordinator.lake
         turn = await lake.hand_out(MINUTE_MS)

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from tests.coordinator.lake.test_tables import (
     LAKE,
+    LakeCluster,
     commit,
     lake_table,
     offsets_of,
@@ -55,14 +56,14 @@ def places(tmp_path: Path) -> list[str]:
 async def cluster(tmp_path: Path, places: list[str]) -> AsyncIterator[Cluster]:
     """A cluster with two locations, a lake and one tablet server."""
     conf = LAKE | {DIRS: ",".join(places[:2])}
-    cluster = await Cluster(tmp_path / "meta", conf).start()
+    cluster = await LakeCluster(tmp_path / "meta", conf).start()
     yield cluster
     await cluster.stop()
 
 
 async def refused(directory: Path, conf: Mapping[str, str], why: str) -> None:
     """A coordinator that does not start."""
-    cluster = Cluster(directory, conf)
+    cluster = LakeCluster(directory, conf)
     with pytest.raises(ZuflussError, match=why):
         await cluster.start()
     await cluster.store.close()
@@ -136,7 +137,7 @@ async def test_a_list_of_directories_alone_is_enough(cluster: Cluster, places: l
 
 async def test_one_directory_alone_is_one_location(tmp_path: Path) -> None:
     conf = {"remote.data.dir": str(tmp_path / "one")}
-    cluster = await Cluster(tmp_path / "meta", conf).start()
+    cluster = await LakeCluster(tmp_path / "meta", conf).start()
     await create(cluster, "events")
     assert await remote_data_dir(cluster) == f"file://{tmp_path}/one"
     assert await uris(cluster) == {1: f"file://{tmp_path}/one"}
@@ -146,11 +147,11 @@ async def test_one_directory_alone_is_one_location(tmp_path: Path) -> None:
 async def test_no_directory_at_all_is_one_beside_the_data_that_moves_with_it(
     tmp_path: Path,
 ) -> None:
-    cluster = await Cluster(tmp_path / "meta", {"data.dir": str(tmp_path / "one")}).start()
+    cluster = await LakeCluster(tmp_path / "meta", {"data.dir": str(tmp_path / "one")}).start()
     assert await uris(cluster) == {1: f"file://{tmp_path}/one/remote"}
     assert not cluster.coordinator.locations.locations.explicit
     await cluster.stop()
-    moved = await Cluster(tmp_path / "meta", {"data.dir": str(tmp_path / "two")}).start()
+    moved = await LakeCluster(tmp_path / "meta", {"data.dir": str(tmp_path / "two")}).start()
     assert await uris(moved) == {1: f"file://{tmp_path}/two/remote"}
     await moved.stop()
 
@@ -161,7 +162,7 @@ async def test_one_directory_must_be_in_the_list_or_the_start_is_refused(
     conf = {"remote.data.dir": places[2], DIRS: ",".join(places[:2])}
     await refused(tmp_path / "meta", conf, r"remote\.data\.dir is .* remote\.data\.dirs")
     conf["remote.data.dir"] = places[1]
-    cluster = await Cluster(tmp_path / "meta", conf).start()
+    cluster = await LakeCluster(tmp_path / "meta", conf).start()
     assert await uris(cluster) == {1: places[0], 2: places[1]}
     await cluster.stop()
 
@@ -206,7 +207,7 @@ async def test_new_tables_take_turns_by_weight_also_over_restarts(
     tmp_path: Path, places: list[str]
 ) -> None:
     conf = {DIRS: ",".join(places), STRATEGY: "WEIGHTED_ROUND_ROBIN", WEIGHTS: "5,1,1"}
-    cluster = await Cluster(tmp_path / "meta", conf).start()
+    cluster = await LakeCluster(tmp_path / "meta", conf).start()
     homes = []
     for number in range(14):
         entry = await create(cluster, f"t{number}")
@@ -624,7 +625,7 @@ async def test_offsets_files_follow_the_location_of_their_table(
 
 async def test_credentials_of_stores_are_not_shown(tmp_path: Path) -> None:
     secrets = {"s3.secret-key": "hush", "s3.bucket.logs.session-token": "hush"}
-    cluster = await Cluster(tmp_path / "meta", {"s3.region": "eu"} | secrets).start()
+    cluster = await LakeCluster(tmp_path / "meta", {"s3.region": "eu"} | secrets).start()
     shown = await configs(cluster)
     assert shown["s3.region"][0] == "eu"
     assert {shown[key][0] for key in secrets} == {"******"}
