@@ -101,7 +101,8 @@ class SharedCopy(BucketCopy):
         if not session.holds(bucket):
             if not session.has_carried(bucket, epoch):
                 self._host.reach("wal-carry")
-                tail = replica.log.tail(self._remote_end)
+                start = session.carried_to(bucket, epoch)
+                tail = replica.log.tail(self._remote_end if start is None else start)
                 parts = await asyncio.to_thread(lambda: cut(memoryview(tail.read())))
                 await session.writer.room()
                 session.carry(bucket, epoch, parts)

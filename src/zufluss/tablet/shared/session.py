@@ -61,6 +61,8 @@ class ServerSession:
         """Buckets of which this session has the end, as the coordinator knows."""
         self._carried: dict[TableBucket, int] = {}
         """Buckets of which this session has the end, with the leader epoch of their entries."""
+        self._carrying: dict[TableBucket, int] = {}
+        """Buckets of which some parts were carried and not all, with the leader epoch."""
         self._waiting: list[tuple[Takeover, asyncio.Future[bool]]] = []
         self._committing: asyncio.Task[None] | None = None
 
@@ -73,13 +75,24 @@ class ServerSession:
         """Have the last batches of a bucket written again, so that older objects can go.
 
         They end where the local log ends. Where this session has entries of the bucket already,
-        they are one part.
+        they are one part. If a part is not taken (memory runs out), the bucket is not carried; the
+        next call goes on behind those that were.
         """
-        self._carried[bucket] = leader_epoch
-        kind = EntryKind.CARRY
+        written = self.carried_to(bucket, leader_epoch)
+        kind = EntryKind.CARRY if written is None else EntryKind.BATCHES
         for part in tail:
-            self.writer.append(bucket, leader_epoch, *part, kind)
-            kind = EntryKind.BATCHES
+            if written is None or part.end_offset > written:
+                self.writer.append(bucket, leader_epoch, *part, kind)
+                self._carrying[bucket] = leader_epoch
+                kind = EntryKind.BATCHES
+        self._carrying.pop(bucket, None)
+        self._carried[bucket] = leader_epoch
+
+    def carried_to(self, bucket: TableBucket, leader_epoch: int) -> int | None:
+        """The end of what was carried of a bucket whose carry failed half-way; None if none did."""
+        if self._carrying.get(bucket) != leader_epoch:
+            return None
+        return self.writer.end_offset(bucket)
 
     def has_carried(self, bucket: TableBucket, leader_epoch: int) -> bool:
         """Whether the end of a bucket was written into this session in a leader epoch."""
