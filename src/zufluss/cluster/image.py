@@ -70,7 +70,8 @@ class BucketState:
     """Grows with each change of this state."""
     wal: int | None = None
     """The server epoch of the session of the shared log that has what no segment of the bucket has;
-    None where the disk of the leader has it. Only the coordinator knows it."""
+    None where the disk of the leader has it. Only the coordinator knows it, and the leader from its
+    order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,7 @@ def replica_to_proto(replica: ReplicaAssignment) -> m.PbNotifyLeaderAndIsrReqFor
         bucket_epoch=state.bucket_epoch,
         wal_source=None if replica.source is None else source_to_proto(replica.source),
         lease_ms=replica.lease_ms or None,
+        wal_epoch=state.wal,
     )
 
 
@@ -189,6 +190,7 @@ def replica_from_proto(message: m.PbNotifyLeaderAndIsrReqForBucket) -> ReplicaAs
         leader_epoch=message.leader_epoch,
         isr=tuple(message.isr),
         bucket_epoch=message.bucket_epoch,
+        wal=message.wal_epoch if message.HasField("wal_epoch") else None,
     )
     return ReplicaAssignment(
         bucket_from_proto(message.table_bucket),

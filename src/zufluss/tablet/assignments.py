@@ -28,7 +28,7 @@ from zufluss.tablet.remote.context import RemoteContext
 from zufluss.tablet.remote.copy import BucketCopy
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
-from zufluss.tablet.reopen import Reopener, may_pass
+from zufluss.tablet.reopen import Reopener, StaleOrderError, may_pass
 from zufluss.tablet.shared.copy import SharedCopy
 from zufluss.tablet.shared.host import SharedHost
 
@@ -159,7 +159,9 @@ class Assignments:
             return
         failure = replica.failure
         assert failure is not None
-        assignment = self._orders[replica.bucket]
+        assignment = self._orders.get(replica.bucket)
+        if assignment is None:
+            return  # the server gives all its buckets up, and closes this one, too
         log.error("bucket_failed", bucket=str(replica.bucket), reason=failure.message)
         self._buckets.refuse(assignment, failure, self._host.clock_ms())
         self._close(replica, delete=False)
@@ -194,6 +196,9 @@ class Assignments:
 
     async def _reopen(self, assignment: ReplicaAssignment) -> Exception | None:
         """Try to open a bucket that was refused; returns why that is still not possible."""
+        bucket = assignment.table_bucket
+        if self._orders.get(bucket) is not assignment:
+            return StaleOrderError(f"{bucket} is not this server's, or by a later order")
         try:
             remotes = await self._remotes([assignment])
         except ZuflussError as e:
@@ -302,11 +307,17 @@ class Assignments:
         del self._closing[replica]
 
     async def give_up(self, reason: ZuflussError) -> None:
-        """Close every bucket because this server leads nothing any more; the files stay."""
+        """Close every bucket because this server leads nothing any more; the files stay.
+
+        Nothing is opened by an order that came before: the buckets may be other servers' by now.
+        """
+        self._orders.clear()
+        self._lease_ends.clear()
         for replica in self._buckets.replicas():
             if self._buckets.serves(replica):
                 self._close(replica, delete=False, reason=reason)
             await asyncio.sleep(0)  # closing takes a millisecond
+        await self.retries.end_all()  # a bucket may have failed since the last ones were ended
 
     def _remove_others(self, assignments: Sequence[ReplicaAssignment]) -> None:
         """Remove files of buckets that were dropped while this server was away or died.

@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from zufluss.cluster.replicas import ReplicaAssignment
-from zufluss.errors import CorruptRecordError, ZuflussError
+from zufluss.errors import CorruptRecordError, NotLeaderError, ZuflussError
 from zufluss.model.table import TableBucket
 from zufluss.periodic import pause
 from zufluss.remote.errors import LocationUnavailableError
@@ -40,6 +40,10 @@ Sleep = Callable[[float], Awaitable[None]]
 """Waits for some seconds."""
 
 
+class StaleOrderError(NotLeaderError):
+    """The order to lead a bucket was given before the server registered again: another may lead."""
+
+
 def may_pass(problem: Exception) -> bool:
     """Whether a bucket that was refused for this reason can be opened later as it is.
 
@@ -47,7 +51,7 @@ def may_pass(problem: Exception) -> bool:
     server that owns the disk it is not.
     """
     if isinstance(problem, ZuflussError):
-        return problem.retriable and not isinstance(problem, CorruptRecordError)
+        return problem.retriable and not isinstance(problem, (CorruptRecordError, StaleOrderError))
     return True
 
 

@@ -115,7 +115,8 @@ class SharedCluster:
                 assert self.gateway.live is not None
                 self.gateway.wal[bucket] = self.gateway.live
             source = sources.get(self.gateway.wal[bucket])
-            state = BucketState((1,), 1, leader_epoch=self.epoch)
+            wal = self.gateway.wal[bucket].server_epoch
+            state = BucketState((1,), 1, leader_epoch=self.epoch, wal=wal)
             path = PhysicalTablePath("db", "t")
             assigned.append(ReplicaAssignment(bucket, path, state, source))
         return assigned

@@ -30,6 +30,7 @@ from zufluss.replica.replica import Replica
 from zufluss.tablet.remote.copy import BucketCopy
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
+from zufluss.tablet.reopen import StaleOrderError
 from zufluss.tablet.shared.host import SharedHost
 from zufluss.tablet.shared.session import cut
 
@@ -64,7 +65,7 @@ class SharedCopy(BucketCopy):
         assignment = self._assignment
         bucket, session = assignment.table_bucket, self._session
         if assignment.source is None:
-            session.hold(bucket)
+            self._hold()
         mine = session.holds(bucket)
         source = await session.own_source() if mine else assignment.source
         assert source is not None
@@ -89,6 +90,19 @@ class SharedCopy(BucketCopy):
             beginning=self._beginning,
             tail=tail,
         )
+
+    def _hold(self) -> None:
+        """Note that the session has the end of the bucket, as the order says of its session.
+
+        The order may be one of an earlier session: then the bucket may be another server's by now.
+        """
+        bucket, session = self._assignment.table_bucket, self._session
+        if self._assignment.state.wal != session.identity.server_epoch:
+            raise StaleOrderError(
+                f"the order to lead {bucket} belongs to session {self._assignment.state.wal}, this "
+                f"is session {session.identity.server_epoch}"
+            )
+        session.hold(bucket)
 
     async def _beginning(self) -> LogBeginning:
         assert self._remote is not None

@@ -180,11 +180,14 @@ class PbNotifyLeaderAndIsrReqForBucket(_message.Message):
     STANDBY_REPLICAS_FIELD_NUMBER: _builtins.int
     WAL_SOURCE_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    WAL_EPOCH_FIELD_NUMBER: _builtins.int
     leader: _builtins.int
     leader_epoch: _builtins.int
     bucket_epoch: _builtins.int
     lease_ms: _builtins.int
     """ours: so long the former leader may still answer lookups"""
+    wal_epoch: _builtins.int
+    """ours: the session that has the end of the bucket, by server epoch"""
     @_builtins.property
     def physical_table_path(self) -> _common_pb2.PbPhysicalTablePath: ...
     @_builtins.property
@@ -212,10 +215,11 @@ class PbNotifyLeaderAndIsrReqForBucket(_message.Message):
         standby_replicas: _abc.Iterable[_builtins.int] | None = ...,
         wal_source: Global___PbWalSource | None = ...,
         lease_ms: _builtins.int | None = ...,
+        wal_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_epoch", b"bucket_epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "lease_ms", b"lease_ms", "physical_table_path", b"physical_table_path", "table_bucket", b"table_bucket", "wal_source", b"wal_source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket_epoch", b"bucket_epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "lease_ms", b"lease_ms", "physical_table_path", b"physical_table_path", "table_bucket", b"table_bucket", "wal_epoch", b"wal_epoch", "wal_source", b"wal_source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_epoch", b"bucket_epoch", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "lease_ms", b"lease_ms", "physical_table_path", b"physical_table_path", "replicas", b"replicas", "standby_replicas", b"standby_replicas", "table_bucket", b"table_bucket", "wal_source", b"wal_source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_epoch", b"bucket_epoch", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "lease_ms", b"lease_ms", "physical_table_path", b"physical_table_path", "replicas", b"replicas", "standby_replicas", b"standby_replicas", "table_bucket", b"table_bucket", "wal_epoch", b"wal_epoch", "wal_source", b"wal_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
