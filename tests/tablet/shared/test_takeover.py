@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.tablet.shared.cluster import SharedCluster, killed, until, written
 from tests.tablet.support import TABLE, Connection, Tablet, batch
-from zufluss.errors import ErrorCode
+from zufluss.cluster.wal import Takeover, WalSession
+from zufluss.errors import ErrorCode, NetworkError
 from zufluss.log.log import Log
 from zufluss.model.table import TableBucket
 from zufluss.record.header import build_batch
@@ -239,6 +241,33 @@ async def test_commits_of_the_coordinator_that_fail_are_repeated(tmp_path: Path)
     tablet = await cluster.start("two")
     await until(lambda: len(tablet.server.buckets.by_log) == 2)
     assert [log_of(tablet, i).high_watermark for i in (0, 1)] == [3, 3]
+    await tablet.server.close()
+
+
+async def test_a_source_is_not_asked_again_once_its_end_was_written_again(tmp_path: Path) -> None:
+    """The coordinator may have noted the commit, and deleted what no bucket needs any more."""
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    await written(tablet, 0)
+    before = rows_of(tablet)
+    await killed(tablet)
+    commit, bucket = cluster.gateway.commit_takeovers, TableBucket(TABLE, None, 0)
+
+    async def lost(session: WalSession, takeovers: Sequence[Takeover]) -> set[TableBucket]:
+        done = await commit(session, takeovers)
+        if bucket in done and cluster.object(1, 0).exists():
+            cluster.object(1, 0).unlink()
+            assert cluster.tablet is not None and cluster.tablet.server.shared is not None
+            cluster.tablet.server.shared._sources = None
+            shutil.rmtree(tmp_path / "two" / "db")
+            raise NetworkError("the connection broke before the answer came")
+        return done
+
+    cluster.gateway.commit_takeovers = lost  # type: ignore[method-assign]
+    tablet = await cluster.start("two")
+    await until(lambda: len(tablet.server.buckets.by_log) == 2)
+    assert rows_of(tablet) == before
+    await written(tablet, 0)
     await tablet.server.close()
 
 

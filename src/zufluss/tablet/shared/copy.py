@@ -8,7 +8,8 @@
 
 The source is a session that has ended. Where the session of this server has the end of the bucket
 already, as for a new bucket or one that failed and is opened again, it is the source itself, and
-there is nothing to adopt. Only after `adopt` is the bucket served: whoever takes it over from here
+there is nothing to adopt. If it has the end and nobody knows whether the coordinator noted that,
+only the question is repeated: the former source may be deleted by then. Only after `adopt` is the bucket served: whoever takes it over from here
 finds everything in one session.
 """  # noqa: E501 - a table row does not wrap
 
@@ -66,7 +67,7 @@ class SharedCopy(BucketCopy):
         bucket, session = assignment.table_bucket, self._session
         if assignment.source is None:
             self._hold()
-        mine = session.holds(bucket)
+        mine = session.holds(bucket) or session.has_carried(bucket, assignment.leader_epoch)
         source = await session.own_source() if mine else assignment.source
         assert source is not None
 
