@@ -141,6 +141,8 @@ class LogManager:
         self._refused: dict[TableBucket, Exception] = {}
         self._allowed: set[TableBucket] = set()
         """Logs that were refused and may be tried again."""
+        self._distrusted: set[TableBucket] = set()
+        """Logs of which the disk has something else than what was acknowledged."""
         self._given_up: dict[TableBucket, Log] = {}
         """Logs that failed or were closed while the server runs, and were not opened again yet."""
         self._dirty: dict[Log, None] = {}
@@ -267,9 +269,10 @@ class LogManager:
         """Open a log whose end lies in the shared log; everything in it is acknowledged then.
 
         The disk is a cache: what was acknowledged there (the mark) stays, if remote storage does
-        not end behind it. Otherwise the log begins anew at `beginning`, which is at `remote_end`.
-        `tail` returns the stamped batches from an offset on. What the disk has beyond the mark may
-        not be in the shared log, so it goes, before the tail is appended.
+        not end behind it and nobody distrusts it. Otherwise the log begins anew at `beginning`,
+        which is at `remote_end`. `tail` returns the stamped batches from an offset on. What the
+        disk has beyond the mark may not be in the shared log, so it goes, before the tail is
+        appended.
         """
         self._refused.pop(bucket, None)
         self._allowed.discard(bucket)
@@ -302,10 +305,13 @@ class LogManager:
                 log.append_stamped(some)
             log.advance_high_watermark(log.log_end_offset)
 
-        log = await loop.run_in_executor(None, cached)
+        log = None
+        if bucket not in self._distrusted:
+            log = await loop.run_in_executor(None, cached)
         if log is None:
             at = await beginning() if remote_end else None
             log = await loop.run_in_executor(None, begun, at)
+            self._distrusted.discard(bucket)
         try:
             log.shared = True
             await loop.run_in_executor(None, append, log, await tail(log.log_end_offset))
@@ -317,6 +323,10 @@ class LogManager:
             self._group.forget(former)
         self._flusher.flush([self._add(log)])
         return log
+
+    def distrust(self, bucket: TableBucket) -> None:
+        """Have the next `open_shared` begin anew: what the disk has of a bucket is damaged."""
+        self._distrusted.add(bucket)
 
     def _discard(self, directory: Path) -> None:
         """Delete the files of a log that is not open; for any thread."""

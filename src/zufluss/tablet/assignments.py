@@ -19,7 +19,7 @@ import structlog
 
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
-from zufluss.errors import LeaderNotAvailableError, ZuflussError, reason_of
+from zufluss.errors import CorruptRecordError, LeaderNotAvailableError, ZuflussError, reason_of
 from zufluss.log.manager import caseless, log_directories, log_directory
 from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.model.table import TableBucket
@@ -250,9 +250,13 @@ class Assignments:
             remotes = await self._remotes([assignment])
         await self._buckets.prepare(bucket.table_id)
         settings = self._buckets.table(bucket.table_id).settings
-        replica = await open_replica(
-            self._host, assignment, settings, self._copy(assignment, remotes[bucket])
-        )
+        copy = self._copy(assignment, remotes[bucket])
+        while replica is None:
+            try:
+                replica = await open_replica(self._host, assignment, settings, copy)
+            except CorruptRecordError as e:
+                if not await copy.discard_damaged(e):
+                    raise
         try:
             self._buckets.add(replica)
         except BaseException:  # the next try opens its files again

@@ -257,7 +257,8 @@ async def test_a_source_is_not_asked_again_once_its_end_was_written_again(tmp_pa
         done = await commit(session, takeovers)
         if bucket in done and cluster.object(1, 0).exists():
             cluster.object(1, 0).unlink()
-            assert cluster.tablet is not None and cluster.tablet.server.shared is not None
+            assert cluster.tablet is not None
+            assert cluster.tablet.server.shared is not None
             cluster.tablet.server.shared._sources = None
             shutil.rmtree(tmp_path / "two" / "db")
             raise NetworkError("the connection broke before the answer came")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment
+from zufluss.errors import CorruptRecordError
 from zufluss.kv.replay import EarlierChangelog
 from zufluss.log.config import LogConfig
 from zufluss.log.log import Log
@@ -53,6 +54,13 @@ class BucketCopy:
 
     async def adopt(self, replica: Replica) -> None:
         """Nothing: the disk of this server has the log."""
+
+    async def discard_damaged(self, problem: CorruptRecordError) -> bool:
+        """Discard what the disk has, if the bucket can be opened without it; nothing is open.
+
+        Never where the disk is the only one that has it.
+        """
+        return False
 
     def attach(self, replica: Replica) -> None:
         """Give an open replica its remote log."""

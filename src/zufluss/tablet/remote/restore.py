@@ -185,6 +185,11 @@ class Restorer:
 
     # -- the state ----------------------------------------------------------------------------
 
+    async def discard_state(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
+        """Delete the state of a bucket that is not open, which remote storage has, too."""
+        await self._kv.settled()
+        await asyncio.to_thread(self._kv.remove, path, bucket)
+
     async def restore_state(
         self, replica: Replica, remote: BucketRemote
     ) -> EarlierChangelog | None:

@@ -9,8 +9,9 @@
 The source is a session that has ended. Where the session of this server has the end of the bucket
 already, as for a new bucket or one that failed and is opened again, it is the source itself, and
 there is nothing to adopt. If it has the end and nobody knows whether the coordinator noted that,
-only the question is repeated: the former source may be deleted by then. Only after `adopt` is the bucket served: whoever takes it over from here
-finds everything in one session.
+only the question is repeated: the former source may be deleted by then. What is damaged on this
+disk is discarded, and the bucket opened without it. Only after `adopt` is the bucket served:
+whoever takes it over from here finds everything in one session.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import structlog
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.cluster.wal import Takeover
-from zufluss.errors import NotLeaderError
+from zufluss.errors import CorruptRecordError, NotLeaderError
 from zufluss.log.config import LogConfig
 from zufluss.log.log import Log
 from zufluss.log.manager import LogBeginning
+from zufluss.log.shared.api import LostOffsetsError
 from zufluss.replica.replica import Replica
 from zufluss.tablet.remote.copy import BucketCopy
 from zufluss.tablet.remote.logs import RemoteLogRunner
@@ -56,6 +58,8 @@ class SharedCopy(BucketCopy):
         self._session = host.session
         """The bucket is opened for this session, or not at all."""
         self._lease_end = lease_end
+        self._cached = ["log", "state"]
+        """What this disk has that was not discarded yet."""
 
     @property
     def _remote_end(self) -> int:
@@ -109,6 +113,20 @@ class SharedCopy(BucketCopy):
         assert self._remote is not None
         writers, timestamp = await self._restorer.writers_at_end(self._remote)
         return LogBeginning(self._remote_end, writers, timestamp)
+
+    async def discard_damaged(self, problem: CorruptRecordError) -> bool:
+        """Discard the log of this disk, and its state if that was not enough: they are a cache."""
+        assignment = self._assignment
+        bucket, path = assignment.table_bucket, assignment.physical_path
+        if isinstance(problem, LostOffsetsError) or not self._cached:
+            return False  # what is damaged lies elsewhere
+        cached = self._cached.pop(0)
+        log.warning("cache_discarded", bucket=str(bucket), cache=cached, reason=problem.message)
+        if cached == "log":
+            self._restorer.logs.distrust(bucket)
+        else:
+            await self._restorer.discard_state(path, bucket)
+        return True
 
     async def adopt(self, replica: Replica) -> None:
         """Have the session of this server continue the log; returns when the coordinator knows."""
