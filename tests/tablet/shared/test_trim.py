@@ -9,8 +9,10 @@ import pytest
 from tests.tablet.shared.cluster import SharedCluster, killed, until, written
 from tests.tablet.shared.test_takeover import log_of, rows_of
 from tests.tablet.support import TABLE, Tablet
+from zufluss.cluster.wal import WalSource
 from zufluss.errors import NetworkError
 from zufluss.model.table import TableBucket
+from zufluss.tablet.shared.sources import Tail
 from zufluss.tablet.shared.trim import TRIM_SECONDS, Trimmer
 
 MIB = 1 << 20
@@ -181,6 +183,45 @@ async def test_rows_that_come_while_a_tail_is_carried_follow_it(tmp_path: Path) 
     await killed(tablet)
     tablet = await cluster.start("two")
     assert rows_of(tablet) == expected
+    await tablet.server.close()
+
+
+async def test_a_bucket_that_is_read_from_the_session_while_it_is_trimmed_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are in segments; a round that began before the bucket failed deletes the objects."""
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    for _ in range(6):
+        await written(tablet, 0)
+    assert tablet.server.shared is not None
+    session = tablet.server.shared.session
+    replica = tablet.server.buckets.replica(TABLE, None, 0)
+    tail, reads = tablet.server.shared.tail, [0]
+    remotes = dict(cluster.gateway.remotes)
+    replica.log.roll()
+    await tablet.server.logs.flushed(replica.log)
+    await tablet.server.remote_logs.copy(replica)
+    remotes, cluster.gateway.remotes = cluster.gateway.remotes, remotes
+
+    async def trimmed_meanwhile(source: WalSource, bucket: TableBucket, start: int) -> Tail:
+        reads[0] += 1
+        if reads[0] == 1:
+            cluster.gateway.remotes = remotes
+            await session.raise_floor(6)
+            await session.delete_below_floor()
+        return await tail(source, bucket, start)
+
+    monkeypatch.setattr(tablet.server.shared, "tail", trimmed_meanwhile)
+    tablet.server.logs.distrust(replica.bucket)  # so that it reads the session from the beginning
+    replica.fail("the test says so")
+    await until(lambda: tablet.server.buckets.find(*replica.bucket) not in (None, replica))
+    assert reads[0] == 2
+    assert log_of(tablet).high_watermark == 18
+    await written(tablet, 0)
+    await killed(tablet)
+    tablet = await cluster.start("two")
+    assert log_of(tablet).log_end_offset == 21
     await tablet.server.close()
 
 

@@ -24,7 +24,7 @@ import structlog
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.cluster.wal import Takeover
-from zufluss.errors import CorruptRecordError, NotLeaderError
+from zufluss.errors import CorruptRecordError, LeaderNotAvailableError, NotLeaderError
 from zufluss.log.config import LogConfig
 from zufluss.log.log import Log
 from zufluss.log.manager import LogBeginning
@@ -79,7 +79,14 @@ class SharedCopy(BucketCopy):
             if mine and session.writer.end_offset(bucket) is None:
                 return ()  # a new bucket; the session need not be read
             self._host.reach("wal-recover")
-            found = await self._host.tail(source, bucket, start)
+            try:
+                found = await self._host.tail(source, bucket, start)
+            except LostOffsetsError as e:
+                if not mine or session.floor == source.floor:
+                    raise
+                raise LeaderNotAvailableError(  # the next try asks for segments and floor again
+                    f"{session} was trimmed while {bucket} was read from it; try again"
+                ) from e
             log.debug(
                 "bucket_tail_read", bucket=str(bucket), first=start, end=found.end_offset,
                 server_epoch=source.session.server_epoch,
