@@ -9,9 +9,13 @@ from zufluss.config import options
 from zufluss.remote.locations import Health
 from zufluss.tablet.server import TabletServer
 from zufluss.tablet.shared.host import SharedHost
+from zufluss.tablet.shared.trim import retained_bytes
 
 WAL_SECONDS_MAX = 5.0
 """An object of the shared log that takes longer than this is worth a look."""
+
+WAL_RETAINED_MAX = 2
+"""More than this many times the retained bytes is worth a look."""
 
 
 def tablet_findings(tablet: TabletServer) -> Examine:
@@ -30,6 +34,7 @@ def tablet_findings(tablet: TabletServer) -> Examine:
             yield Finding(Severity.PROBLEM, subject, f"{state}: {refused.reason.message}")
         if tablet.shared is not None:
             yield _shared_log_finding(tablet.shared)
+            yield from _retained_findings(tablet)
         for report in tablet.storage.reports():
             if report.health is Health.DOWN:
                 subject = f"location {report.location_id}"
@@ -37,6 +42,23 @@ def tablet_findings(tablet: TabletServer) -> Examine:
                 yield Finding(Severity.PROBLEM, subject, text)
 
     return examine
+
+
+def _retained_findings(tablet: TabletServer) -> Iterable[Finding]:
+    """What whoever takes over would have to read, if it is much more than it should be."""
+    shared, trimmer = tablet.shared, tablet.trimmer
+    if shared is None or shared.live is None or trimmer is None:
+        return
+    retained = retained_bytes(shared.live)
+    if retained <= WAL_RETAINED_MAX * trimmer.retained:
+        return
+    reason = trimmer.problem or "it is written faster than it can be trimmed"
+    if trimmer.held is not None:
+        bucket, why = trimmer.held
+        reason = f"{tablet.buckets.name_of(bucket)} holds it: {why}"
+    limit = f"{options.ZUFLUSS_WAL_RETAINED.key} is {trimmer.retained >> 20} MiB"
+    text = f"{retained >> 20} MiB are kept, {limit}; {reason}"
+    yield Finding(Severity.PROBLEM, "size of the shared log", text)
 
 
 def _shared_log_finding(shared: SharedHost) -> Finding:

@@ -168,6 +168,11 @@ class TabletServer:
         self.scans = ScanService(conf, buckets, self.pin_states, tasks, may_read, monotonic)
 
         self.rates = TableRates(buckets, monotonic)
+        self.trimmer: Trimmer | None = None
+        """Deletes what the session does not need any more; None without a shared log."""
+        if self.shared is not None:
+            retained = conf.get(options.ZUFLUSS_WAL_RETAINED)
+            self.trimmer = Trimmer(self.shared, buckets, self.logs, self.remote_logs, retained)
         self.assignments = self._assignments(remote, restorer)
         self.started = False
         """Whether every bucket of the first assignment was opened or refused."""
@@ -395,10 +400,8 @@ class TabletServer:
         tasks.repeat(TIMEOUT_CHECK_SECONDS, self._expire_requests)
         tasks.repeat(LOOK_AFTER_SECONDS, self._durability.commit)
         tasks.repeat(LOOK_AFTER_SECONDS, self.assignments.look_after)
-        if self.shared is not None:
-            retained = conf.get(options.ZUFLUSS_WAL_RETAINED)
-            trimmer = Trimmer(self.shared, self.buckets, self.logs, self.remote_logs, retained)
-            tasks.repeat(LOOK_AFTER_SECONDS, trimmer.look_after)
+        if self.trimmer is not None:
+            tasks.repeat(LOOK_AFTER_SECONDS, self.trimmer.look_after)
         tasks.repeat(NOTE_SECONDS, self.rates.note)
         retention_seconds = conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000
         tasks.repeat(retention_seconds, self._expire_data)

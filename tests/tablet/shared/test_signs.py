@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.tablet.shared.cluster import SharedCluster, killed, until, written
-from tests.tablet.support import Tablet
+from tests.tablet.support import TABLE, Tablet
 from zufluss.cluster.examination import Finding, Severity
 from zufluss.log.shared.api import SessionFencedError
 from zufluss.remote.errors import LocationUnavailableError
@@ -73,3 +73,22 @@ async def test_rows_that_wait_for_a_location_are_a_problem_with_its_reason(
     answers = await connection.produced(request)
     assert [code for _, code in answers] == [0], "nothing has to be restarted"
     assert finding(tablet).severity is Severity.FINE
+
+
+async def test_who_holds_a_shared_log_that_grew_too_long_is_a_problem(tablet: Tablet) -> None:
+    def text() -> str:
+        every = tablet_findings(tablet.server)()
+        return "".join(f.text for f in every if f.subject == "size of the shared log")
+
+    trimmer = tablet.server.trimmer
+    assert trimmer is not None
+    for _ in range(3):
+        await written(tablet, 0, 1)
+    assert not text()
+    trimmer.retained = 1
+    assert "written faster than it can be trimmed" in text()
+    trimmer.problem = "the coordinator does not answer"
+    assert "the coordinator does not answer" in text()
+    trimmer.held = tablet.server.buckets.replica(TABLE, None, 1).bucket, "its disk is full"
+    assert "db.t, bucket 1 holds it: its disk is full" in text()
+    assert "zufluss.wal.retained is 0 MiB" in text()

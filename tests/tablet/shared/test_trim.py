@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.tablet.shared.cluster import SharedCluster, killed, until, written
+from tests.tablet.shared.test_damage import damage
 from tests.tablet.shared.test_takeover import log_of, rows_of
 from tests.tablet.support import TABLE, Tablet
 from zufluss.cluster.wal import WalSource
 from zufluss.errors import NetworkError
+from zufluss.log.reader import LogTail
 from zufluss.model.table import TableBucket
+from zufluss.tablet.shared.session import ServerSession
 from zufluss.tablet.shared.sources import Tail
 from zufluss.tablet.shared.trim import TRIM_SECONDS, Trimmer
 
@@ -109,12 +113,8 @@ async def test_a_bucket_that_is_being_recovered_holds_the_floor(tmp_path: Path) 
     cluster = SharedCluster(tmp_path)
     tablet = await cluster.start("one")
     await written(tablet, 0)
-    await written(tablet, 1)
+    await _refused_for_good(tablet, 1)
     await written(tablet, 0)
-    replica = tablet.server.buckets.replica(TABLE, None, 1)
-    tablet.server.assignments.retries._sleep = lambda _: _never()
-    replica.fail("the test says so")
-    await until(lambda: tablet.server.buckets.find(TABLE, None, 1) is None)
     await trimmed(tablet)
     assert cluster.object(1, 1).exists()
     await killed(tablet)
@@ -123,24 +123,129 @@ async def test_a_bucket_that_is_being_recovered_holds_the_floor(tmp_path: Path) 
     await tablet.server.close()
 
 
-async def test_a_round_that_failed_is_not_repeated_at_once(tmp_path: Path) -> None:
-    """It has written tails again: without a coordinator they would be written each second."""
+async def test_what_was_carried_is_not_written_again_while_the_coordinator_is_away(
+    tmp_path: Path,
+) -> None:
+    """Otherwise what is pressing would grow with every round."""
     cluster = SharedCluster(tmp_path)
     tablet = await cluster.start("one")
     for _ in range(3):
-        await written(tablet, 0)
+        await written(tablet, 0, 1)
     now = [0.0]
     trimmer = trimmer_of(tablet, retained=100, clock=now)
-    cluster.gateway.lose_request = 1
-    with pytest.raises(NetworkError):
+    cluster.gateway.lose_request = 3
+    for _ in range(3):
+        with pytest.raises(NetworkError):
+            await trimmer.look_after()
+        carried = len(cluster.objects(1)) - 3
+        assert 1 <= carried <= 2, "the tails of both buckets, once"
+        assert "connection broke" in trimmer.problem
+        now[0] += TRIM_SECONDS
+    await trimmer.look_after()
+    assert len(cluster.objects(1)) == carried
+    assert (cluster.gateway.floors, trimmer.problem) == ({1: 3}, "")
+    await written(tablet, 0)
+    await killed(tablet)
+    tablet = await cluster.start("two")
+    assert [log_of(tablet, i).log_end_offset for i in (0, 1)] == [12, 9]
+    await tablet.server.close()
+
+
+async def test_rounds_that_do_not_help_wait_ever_longer(tmp_path: Path) -> None:
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    await written(tablet, 0)
+    now, began = [0.0], list[float]()
+    trimmer = trimmer_of(tablet, retained=0, clock=now)
+
+    async def in_vain(session: ServerSession) -> int:
+        began.append(now[0])
+        return 0
+
+    trimmer.trim = in_vain  # type: ignore[method-assign]
+    for _ in range(200):
         await trimmer.look_after()
-    assert len(cluster.objects(1)) == 4, "the tail was carried"
-    now[0] = TRIM_SECONDS - 1
+        now[0] += 1
+    assert began == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    del trimmer.trim  # type: ignore[method-assign]
+    now[0] += TRIM_SECONDS
     await trimmer.look_after()
-    assert len(cluster.objects(1)) == 4
-    now[0] = TRIM_SECONDS
+    await written(tablet, 0)
     await trimmer.look_after()
-    assert len(cluster.objects(1)) == 1
+    assert len(cluster.objects(1)) == 1, "and after one that helped they begin at once"
+    await tablet.server.close()
+
+
+async def test_nothing_is_closed_or_written_for_a_floor_that_cannot_rise(tmp_path: Path) -> None:
+    """A segment would be closed and uploaded each second for a bucket that holds the floor."""
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    await _refused_for_good(tablet, 1)
+    for _ in range(100):
+        await written(tablet, *[0] * 10)
+    log, objects = log_of(tablet), len(cluster.objects(1))
+    assert log.tail(0).length > 64 << 10
+    trimmer = trimmer_of(tablet, retained=100)
+    await trimmer.look_after()
+    assert len(log._segments) == 1
+    assert len(cluster.objects(1)) == objects
+    assert not cluster.gateway.commits
+    assert trimmer.held is not None
+    bucket, why = trimmer.held
+    assert bucket == TableBucket(TABLE, None, 1)
+    assert "the test says so" in why
+    await killed(tablet)
+
+
+async def test_a_bucket_that_cannot_be_carried_holds_its_own_objects_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    for _ in range(5):
+        await written(tablet, 0)
+    await written(tablet, 1)
+    await written(tablet, 0)
+    read, name = LogTail.read, log_of(tablet, 1).tail(0).log
+
+    def refused(self: LogTail) -> bytearray:
+        if self.log == name:
+            raise OSError("the disk says no")
+        return read(self)
+
+    monkeypatch.setattr(LogTail, "read", refused)
+    trimmer = trimmer_of(tablet, retained=1)
+    assert tablet.server.shared is not None
+    assert await trimmer.trim(tablet.server.shared.session) == 5
+    assert cluster.gateway.floors == {1: 5}
+    assert trimmer.held == (TableBucket(TABLE, None, 1), "the disk says no")
+    monkeypatch.undo()
+    await killed(tablet)
+    tablet = await cluster.start("two")
+    assert [log_of(tablet, i).log_end_offset for i in (0, 1)] == [18, 3]
+    await tablet.server.close()
+
+
+async def test_a_log_that_is_damaged_is_made_anew_and_trimmed_by_the_next_round(
+    tmp_path: Path,
+) -> None:
+    """It held the floor of the whole server for as long as it was served."""
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    for _ in range(5):
+        await written(tablet, 0, 1)
+    replica = tablet.server.buckets.replica(TABLE, None, 1)
+    before = rows_of(tablet, 1)
+    damage(tmp_path / "one", 1)
+    trimmer = trimmer_of(tablet, retained=100)
+    await trimmer.look_after()
+    await until(lambda: tablet.server.buckets.find(*replica.bucket) not in (None, replica))
+    assert rows_of(tablet, 1) == before
+    assert await trimmed(tablet) >= 5
+    await killed(tablet)
+    tablet = await cluster.start("two")
+    assert rows_of(tablet, 1) == before
+    assert log_of(tablet, 0).log_end_offset == 15
     await tablet.server.close()
 
 
@@ -225,7 +330,14 @@ async def test_a_bucket_that_is_read_from_the_session_while_it_is_trimmed_comes_
     await tablet.server.close()
 
 
-async def _never() -> None:
-    import asyncio
+async def _refused_for_good(tablet: Tablet, bucket: int) -> None:
+    """A bucket with one batch, which holds the floor from then on."""
+    await written(tablet, bucket)
+    replica = tablet.server.buckets.replica(TABLE, None, bucket)
+    tablet.server.assignments.retries._sleep = lambda _: _never()
+    replica.fail("the test says so")
+    await until(lambda: tablet.server.buckets.find(TABLE, None, bucket) is None)
 
+
+async def _never() -> None:
     await asyncio.Event().wait()

@@ -414,7 +414,13 @@ class RemoteRound:
 
     async def _copied(self, segment: Segment, end: int) -> RemoteSegment:
         expiry_ms = self.replica.log.config.writer_expiry_ms
-        exported = await asyncio.to_thread(export, segment, end, self.files, expiry_ms)
+        try:
+            exported = await asyncio.to_thread(export, segment, end, self.files, expiry_ms)
+        except CorruptRecordError as e:
+            if self.replica.log.shared:  # the shared log has it, too: the disk is a cache
+                self.settings.logs.distrust(self.replica.bucket)
+                self.replica.fail(f"its log on this disk is damaged ({e.message})")
+            raise
         copied = await self._upload_segment(exported)
         self.files.reach("remote-uploaded")
         log.info(
