@@ -159,7 +159,7 @@ REMOTE_LOG_TASK_INTERVAL_DURATION = duration_option(
     "remote.log.task-interval-duration",
     MINUTE_MS,
     "How often closed log segments are copied to remote storage and expired ones removed there; "
-    "0 leaves logs on the server.",
+    "0 leaves logs on the server, and is refused with `zufluss.log.durability` = remote.",
     minimum=0,
 )
 REMOTE_LOG_DATA_TRANSFER_THREAD_NUM = int_option(

@@ -12,7 +12,7 @@ from tests.tablet.shared.test_damage import damage
 from tests.tablet.shared.test_takeover import log_of, rows_of
 from tests.tablet.support import TABLE, Tablet
 from zufluss.cluster.wal import WalSource
-from zufluss.errors import NetworkError
+from zufluss.errors import ConfigError, NetworkError
 from zufluss.log.reader import LogTail
 from zufluss.model.table import TableBucket
 from zufluss.tablet.shared.session import ServerSession
@@ -328,6 +328,14 @@ async def test_a_bucket_that_is_read_from_the_session_while_it_is_trimmed_comes_
     tablet = await cluster.start("two")
     assert log_of(tablet).log_end_offset == 21
     await tablet.server.close()
+
+
+async def test_a_server_that_copies_no_segments_is_refused(tmp_path: Path) -> None:
+    """Nothing could be trimmed: the shared log would grow for ever."""
+    cluster = SharedCluster(tmp_path)
+    cluster.conf = {"remote.log.task-interval-duration": "0s"}
+    with pytest.raises(ConfigError, match=r"remote.log.task-interval-duration = 0 copies no seg"):
+        await cluster.start()
 
 
 async def _refused_for_good(tablet: Tablet, bucket: int) -> None:

@@ -18,7 +18,7 @@ from zufluss.cluster.remote import RemoteGateway
 from zufluss.cluster.wal import WalSession, WalSource
 from zufluss.config import options
 from zufluss.config.load import Configuration
-from zufluss.errors import NotLeaderError, StorageBackpressureError, reason_of
+from zufluss.errors import ConfigError, NotLeaderError, StorageBackpressureError, reason_of
 from zufluss.log.shared.api import OnDurable, SessionCounts, SessionFencedError, Waiting
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.store import WalSettings
@@ -46,8 +46,15 @@ class SharedHost:
     ) -> None:
         """`on_fenced` is called when the live session has ended without `begin` or `close`.
 
-        `reach` is told the name of each step, where tests kill.
+        `reach` is told the name of each step, where tests kill. Raises `ConfigError` if this server
+        would copy no segments.
         """
+        if not conf.get(options.REMOTE_LOG_TASK_INTERVAL_DURATION):
+            raise ConfigError(
+                f"{options.REMOTE_LOG_TASK_INTERVAL_DURATION.key} = 0 copies no segments to remote "
+                f"storage, so with {options.ZUFLUSS_LOG_DURABILITY.key} = remote the shared log "
+                "would grow for ever; set it to a time, such as 1min"
+            )
         self.reach = reach
         self._storage = storage
         self._gateway = gateway
