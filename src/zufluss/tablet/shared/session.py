@@ -28,6 +28,9 @@ BASE_OFFSET: Final = struct.Struct("<q")
 PART_BYTES: Final = 8 << 20
 """Size of the parts of a long tail, unless one batch is larger; about that of an object."""
 
+AHEAD_BYTES: Final = 2 * PART_BYTES
+"""So much of what is carried is under way at most: writes of other buckets wait behind it."""
+
 
 class TailPart(NamedTuple):
     """Some of the last batches of a bucket, stamped."""
@@ -63,6 +66,10 @@ class ServerSession:
         """Buckets of which this session has the end, with the leader epoch of their entries."""
         self._carrying: dict[TableBucket, int] = {}
         """Buckets of which some parts were carried and not all, with the leader epoch."""
+        self._turn = asyncio.Lock()
+        """Held while a part of a tail is carried."""
+        self._ahead = 0
+        """Bytes that were carried since all of them were known to be durable."""
         self._waiting: list[tuple[Takeover, asyncio.Future[bool]]] = []
         self._committing: asyncio.Task[None] | None = None
 
@@ -71,22 +78,44 @@ class ServerSession:
         first: int = BASE_OFFSET.unpack_from(view)[0]
         self.writer.append(bucket, leader_epoch, first, end, view)
 
-    def carry(self, bucket: TableBucket, leader_epoch: int, tail: Sequence[TailPart]) -> None:
-        """Have the last batches of a bucket written again, so that older objects can go.
+    def carry(self, bucket: TableBucket, leader_epoch: int, tail: TailPart) -> None:
+        """Have the last batches of a bucket of this session written again: older objects can go.
 
-        They end where the local log ends. Where this session has entries of the bucket already,
-        they are one part. If a part is not taken (memory runs out), the bucket is not carried; the
-        next call goes on behind those that were.
+        They end where the entries of the bucket end.
+        """
+        self.writer.append(bucket, leader_epoch, *tail, EntryKind.CARRY)
+
+    async def carry_over(
+        self, bucket: TableBucket, leader_epoch: int, tail: Sequence[TailPart]
+    ) -> None:
+        """Have this session continue a bucket, whose last batches lie elsewhere.
+
+        They end where the local log ends. They are written part by part, so that what other
+        buckets append meanwhile is taken and acknowledged; they are durable when all is `drained`.
+        If a part is not taken (memory runs out), the next call goes on behind those that were.
         """
         written = self.carried_to(bucket, leader_epoch)
         kind = EntryKind.CARRY if written is None else EntryKind.BATCHES
         for part in tail:
-            if written is None or part.end_offset > written:
-                self.writer.append(bucket, leader_epoch, *part, kind)
-                self._carrying[bucket] = leader_epoch
-                kind = EntryKind.BATCHES
+            async with self._turn:
+                await self._carry_part(bucket, leader_epoch, part, kind)
+            kind = EntryKind.BATCHES
         self._carrying.pop(bucket, None)
         self._carried[bucket] = leader_epoch
+
+    async def _carry_part(
+        self, bucket: TableBucket, leader_epoch: int, part: TailPart, kind: EntryKind
+    ) -> None:
+        """Carry a part, once not much of what was carried is under way; for one at a time."""
+        length = len(part.batches)
+        if self._ahead and self._ahead + length > AHEAD_BYTES:
+            await self.writer.drained()
+            self._ahead = 0
+        await self.writer.room()
+        self.writer.append(bucket, leader_epoch, *part, kind)
+        self._carrying[bucket] = leader_epoch
+        self._ahead += length
+        await asyncio.sleep(0)  # its checksum has taken a while
 
     def carried_to(self, bucket: TableBucket, leader_epoch: int) -> int | None:
         """The end of what was carried of a bucket whose carry failed half-way; None if none did."""

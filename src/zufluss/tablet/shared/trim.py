@@ -53,6 +53,11 @@ CARRIED_BYTES_MIN: Final = 64 << 10
 CARRIED_SHARE: Final = 4
 """The tails of all buckets together take at most one in so many of the retained bytes."""
 
+READS_MAX: Final = 8
+"""How often the tail of a bucket is read on while it grows."""
+UNREAD_BYTES_MAX: Final = 256 << 10
+"""So much is read at once on the event loop, when the rest was read in a thread."""
+
 
 class Trimmer:
     """Trims the session of this server."""
@@ -227,16 +232,29 @@ class Trimmer:
                 replica.fail(f"its log on this disk is damaged ({e.message})")
 
     async def _carry(self, session: ServerSession, replica: Replica, tail: LogTail) -> None:
-        """Write the tail of a bucket again, with what was appended while it was read."""
-        batches = await asyncio.to_thread(tail.read)
-        if self._host.live is not session or not self._buckets.serves(replica):
-            raise NotTrimmedError(f"{replica.bucket} was closed while the session was trimmed")
-        later = replica.log.tail(tail.end_offset)
-        batches += later.read()
-        if batches:
-            (first,) = BASE_OFFSET.unpack_from(batches)
-            part = TailPart(first, later.end_offset, memoryview(batches))
-            session.carry(replica.bucket, replica.leader_epoch, [part])
+        """Write the tail of a bucket again, with what was appended while it was read.
+
+        Reading takes long, so it is done in a thread until only a little is new.
+        """
+        batches, unread = bytearray(), tail
+        for _ in range(READS_MAX):
+            batches = await asyncio.to_thread(_with, batches, unread)
+            if self._host.live is not session or not self._buckets.serves(replica):
+                raise NotTrimmedError(f"{replica.bucket} was closed while it was trimmed")
+            unread = replica.log.tail(unread.end_offset)
+            if unread.length <= UNREAD_BYTES_MAX:
+                break
+        else:
+            raise NotTrimmedError(f"{replica.bucket} grows faster than its tail is written again")
+        whole = bytes(batches) if not unread.length else b"".join((batches, unread.read()))
+        if whole:
+            (first,) = BASE_OFFSET.unpack_from(whole)
+            part = TailPart(first, unread.end_offset, whole)
+            session.carry(replica.bucket, replica.leader_epoch, part)
+
+
+def _with(batches: bytearray, tail: LogTail) -> bytearray:
+    return batches + tail.read()
 
 
 class _Plan:
