@@ -57,12 +57,8 @@ class Store(ReadyProcess):
 
     def latency(self, seconds: float) -> None:
         """Answer each request so long after its last byte."""
-        self.request("PUT", f"-/{seconds}").close()
-
-    def request(self, method: str, path: str):
-        """Send a request and return the answer."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", method=method)
-        return urllib.request.urlopen(request)
+        address = f"http://127.0.0.1:{self.port}/-/{seconds}"
+        urllib.request.urlopen(urllib.request.Request(address, method="PUT")).close()
 
     def settings(self, prefix: str) -> dict[str, str]:
         """Cluster keys for a location below a prefix."""

@@ -67,8 +67,8 @@ NONCE_BYTES: Final = 16
 OBJECT_BYTES_MAX: Final = 1 << 30
 """Size of the largest object. A server cuts objects at a few MiB; one append may be larger."""
 
-PIECE_BYTES_MIN: Final = 1 << 18
-"""Pieces from this size on are sent as they are: a piece costs as much as copying so much."""
+PIECE_BYTES_MIN: Final = 1 << 14
+"""Pieces from this size on are sent as they are: a piece costs less than copying so much."""
 
 _HEADER = struct.Struct("<8sHHi16sqq16sqIQII")
 _ENTRY = struct.Struct("<qqqqiiIIIHH")

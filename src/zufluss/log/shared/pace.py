@@ -2,9 +2,9 @@
 
 The first object after a pause starts at once, the next not before the interval has passed: a quiet
 server answers at the latency of the store, and a busy one pays for as many puts as its operator
-allowed. A store that asks for fewer requests gets half as many under way and twice the interval,
-again and again down to a sixteenth; after some successes it gets more again. Pure but for its
-clock.
+allowed. While puts are under way, starts are spread over the time that a put takes. A store that
+asks for fewer requests gets half as many under way and twice the interval, again and again down to
+a sixteenth; after some successes it gets more again. Pure but for its clock.
 """
 
 from __future__ import annotations
