@@ -21,7 +21,7 @@ from tests.end_to_end.raw import (
     ConnectionEndedError,
     RawClient,
 )
-from tests.fault.history import History, KeyHistory, violations
+from tests.fault.history import Content, History, KeyHistory, violations
 from tests.fault.kv_load import (
     CODEC,
     PutLane,
@@ -46,9 +46,12 @@ from tests.fault.load import (
     create_target,
     read_bucket,
 )
+from tests.fault.remote_load import logs_of
 from tests.fault.shared_log.servers import ANSWER_SECONDS, HastyClient, SharedServers
+from tests.kv.model import Change
 from tests.waiting import WAIT_SECONDS
 from zufluss.errors import RETRIABLE, ErrorCode, ZuflussError
+from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -349,40 +352,60 @@ class Traffic:
             assert not self.problems, self.problems
             assert done, f"a table stands still; leaders: {self.leaders()}"
 
-    def check(self) -> None:
-        """Compare all tables with what was sent; once the load has ended."""
+    def check(self, *, remote: bool = False) -> None:
+        """Compare all tables with what was sent; once the load has ended.
+
+        `remote` is for logs that may lie in remote storage: they are read with our client, and what
+        readers were given under way is not compared.
+        """
         assert self.problems == []
         for table in self.tables:
-            name = table.target.name
             if table.keyed:
-                writers = [w for w in table.load.workers if isinstance(w, PutWriter)]
-                problems = at_leader(
-                    self.servers,
-                    name,
-                    0,
-                    lambda client, t=table, w=writers: kv_violations(  # type: ignore[misc]
-                        client.socket.getpeername()[1], t.target, w
-                    ),
-                )
-                assert problems == [], name
-                assert count_rows(self.servers, name) == sum(
-                    len(lane.model.rows) for writer in writers for lane in writer.lanes
-                )
+                self._check_rows(table, remote)
             else:
-                self._check_log(table.target, table.load.history)
+                self._check_log(table.target, table.load.history, remote)
         if self.clients:
-            self._check_log(self.spread, self.clients.history)
+            self._check_log(self.spread, self.clients.history, remote)
 
-    def _check_log(self, target: Target, history: History) -> None:
-        contents = {
-            bucket: at_leader(
-                self.servers,
-                target.name,
-                bucket.bucket_id,
-                lambda client, b=bucket: read_bucket(client, b),  # type: ignore[misc]
-            )
-            for bucket in target.all_buckets
-        }
+    def _check_rows(self, table: Table, remote: bool) -> None:
+        name = table.target.name
+        writers = [w for w in table.load.workers if isinstance(w, PutWriter)]
+
+        def read(client: RawClient) -> list[str]:
+            port = client.socket.getpeername()[1]
+            return kv_violations(port, table.target, writers, self.changes(name, remote))
+
+        assert at_leader(self.servers, name, 0, read) == [], name
+        expected = sum(len(lane.model.rows) for writer in writers for lane in writer.lanes)
+        assert count_rows(self.servers, name) == expected, name
+
+    def changes(self, table: str, remote: bool) -> Callable[[int], list[Change]] | None:
+        """How the changelog of a table is read; None for that at the leader."""
+
+        def read(bucket: int) -> list[Change]:
+            with zufluss.connect(self.servers.coordinator.bootstrap) as connection:
+                log = connection.table(f"{DATABASE}.{table}").changelog(buckets=[bucket])
+                return [
+                    Change(r["_log_offset"], r["_change_type"], (r["id"], r["batch"], r["text"]))
+                    for r in log.to_arrow().to_pylist()
+                ]
+
+        return read if remote else None
+
+    def _check_log(self, target: Target, history: History, remote: bool) -> None:
+        contents: dict[TableBucket, Content] = {}
+        if remote:
+            with zufluss.connect(self.servers.coordinator.bootstrap) as connection:
+                contents = dict(logs_of(connection, target))
+            assert all(content.start == 0 for content in contents.values())
+        else:
+            for bucket in target.all_buckets:
+                contents[bucket] = at_leader(
+                    self.servers,
+                    target.name,
+                    bucket.bucket_id,
+                    lambda client, b=bucket: read_bucket(client, b),  # type: ignore[misc]
+                )
         assert violations(history, contents) == []
 
 

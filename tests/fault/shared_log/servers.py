@@ -5,6 +5,7 @@ A server that is lost loses its disk, too. It may come back, with an empty disk,
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -141,7 +142,7 @@ class SharedServers:
         if server.running:
             server.kill()
         if disk:
-            shutil.rmtree(server.data_dir)
+            shutil.rmtree(server.data_dir, ignore_errors=True)
 
     def start(self, server_id: int, kill_at: str = "") -> None:
         """Start a tablet server again; with `kill_at` it may die while it starts."""
@@ -177,6 +178,14 @@ class SharedServers:
             time.sleep(seconds)
         finally:
             os.kill(process.pid, signal.SIGCONT)
+
+    def sources(self) -> set[int]:
+        """The sessions that have the ends of buckets, as the coordinator has on record."""
+        found = set()
+        for path, value in self.entries("/tables/").items():
+            if path.endswith("/buckets"):
+                found |= {row[5] for row in json.loads(value)["buckets"] if len(row) > 5}
+        return found
 
     def entries(self, prefix: str) -> dict[str, bytes]:
         """What the store of the coordinator has below a path, from a copy of it."""

@@ -1,4 +1,4 @@
-"""A tablet server is stopped for longer than its session, and wakes up when others lead.
+"""A tablet server is stopped for longer than its session, and wakes when others lead its buckets.
 
 Promises A2, A4 and A6: what it has under way is acknowledged to nobody, no offset has two contents,
 and lookups that reached it meanwhile give no row that is older than what others acknowledged.
