@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -228,6 +230,34 @@ async def test_the_live_session_of_a_server_is_known_whatever_sessions_it_had(
     assert world.wal.book.live(3) is None
     await two.link.join()
     assert world.wal.book.live(2).session == two.session
+
+
+async def test_a_session_into_which_a_bucket_is_taken_over_right_now_is_not_released(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends between the transaction and the image; its data would be deleted."""
+    one = await world.server(1)
+    (bucket,) = await world.create_table(buckets=1)
+    await one.link.join()
+    session, catalog = one.session, world.coordinator.catalog
+    stored, go_on, put = asyncio.Event(), asyncio.Event(), catalog._put_states
+
+    async def slow(portion: Any) -> Any:
+        done = await put(portion)
+        stored.set()
+        await go_on.wait()
+        return done
+
+    monkeypatch.setattr(catalog, "_put_states", slow)
+    taken_over = asyncio.create_task(one.commit(bucket))
+    await stored.wait()
+    await world.wal.end(1)
+    released = asyncio.create_task(world.wal.release_unused())
+    await asyncio.wait([released], timeout=0.2)
+    go_on.set()
+    assert await taken_over == {bucket}
+    assert session.server_epoch not in [x.session.server_epoch for x in await released]
+    assert world.wal.book.get(session.server_epoch).state is State.SEALED
 
 
 async def test_a_location_with_a_session_is_in_use(world: World) -> None:

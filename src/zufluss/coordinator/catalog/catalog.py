@@ -570,6 +570,14 @@ class Catalog:
                 await asyncio.sleep(0)
         return done, changes
 
+    async def between_changes_of_states(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run work that must not overlap with a change of states, such as one that is stored only.
+
+        Whoever holds `exclusive`, too, takes it first.
+        """
+        async with self._states:
+            return await work()
+
     async def _put_states(self, portion: list[_StatesOf]) -> list[_StatesOf]:
         """Store the states of some tables and partitions; returns those that were there."""
         while portion:

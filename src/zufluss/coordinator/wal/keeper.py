@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -252,8 +252,13 @@ class WalKeeper:
         """Note which sessions have no bucket any more; returns all of those."""
         sealed = [record for record in self.book if record.state is State.SEALED]
         if sealed:
-            # In turn: a bucket that is created in a session is in the image before it is released.
-            await self._catalog.exclusive(lambda: self._release_unused(sealed))
+            # In turn: a bucket that is created in a session, or taken over into one, is in the
+            # image before it is released.
+            def release() -> Awaitable[None]:
+                return self._release_unused(sealed)
+
+            between = self._catalog.between_changes_of_states
+            await self._catalog.exclusive(lambda: between(release))
         return [record for record in self.book if record.state is State.RELEASED]
 
     async def _release_unused(self, sealed: Sequence[SessionRecord]) -> None:
