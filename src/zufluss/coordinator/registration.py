@@ -170,7 +170,7 @@ class Registrations:
             before.tablet.end()
             before.replaced = True
         if self._wal is not None:
-            self._note_former(self._wal, request)
+            self._note_former(self._wal, request, node)
             await self._wal.end(node.node_id)  # not in turn: the location may be slow
         response = await self._catalog.exclusive(partial(self._join, node))
         log.info("tablet_registered", server_id=node.node_id, epoch=response.server_epoch)
@@ -264,12 +264,19 @@ class Registrations:
             "register again, to begin one in another location",
         )
 
-    def _note_former(self, wal: WalKeeper, request: m.RegisterTabletServerRequest) -> None:
-        """Note until when the former process of a server may answer lookups."""
+    def _note_former(
+        self, wal: WalKeeper, request: m.RegisterTabletServerRequest, node: ClusterNode
+    ) -> None:
+        """Note until when the former process of a server may answer lookups.
+
+        That the process of its data directory has ended is not believed of one that is registered
+        at another address: the directory may be a copy.
+        """
         before = self._sessions.get(request.server_id)
         if before is not None:
             wal.confirmed(before.tablet.server_epoch, before.seen)
-        if request.HasField("former_server_epoch"):
+        moved = before is not None and before.node.endpoints != node.endpoints
+        if request.HasField("former_server_epoch") and not moved:
             wal.process_ended(request.former_server_epoch)
 
     async def check(self) -> None:

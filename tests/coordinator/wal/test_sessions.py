@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.coordinator.support import DAY_MS, Cluster, table_json
-from tests.coordinator.wal.world import LEASE_SECONDS, World
+from tests.coordinator.wal.world import LEASE_SECONDS, Server, World
 from zufluss.cluster.wal import WalSession, WalSource
 from zufluss.coordinator.records import CatalogDamagedError
 from zufluss.coordinator.wal.book import State
@@ -80,6 +80,18 @@ async def test_another_process_with_the_id_waits_for_the_lookups_of_the_one_befo
     await earlier.link.rejoin()  # its session was sealed, so it asks at once
     assert earlier.ended, "it does not register again: the two would take turns for ever"
     assert not later.ended
+
+
+async def test_a_copied_data_directory_does_not_say_that_the_original_has_ended(
+    world: World,
+) -> None:
+    """It names the epoch of a server that still answers lookups."""
+    earlier = await world.server(1, "earlier")
+    (bucket,) = await world.create_table(buckets=1)
+    later = world.servers["later"] = Server(world, 1, "later")
+    later.former = earlier.former
+    await later.link.join()
+    assert later.tablet.buckets[bucket].lease_ms == 1000 * LEASE_SECONDS
 
 
 async def test_a_process_that_is_replaced_right_now_ends_instead_of_registering_again(
