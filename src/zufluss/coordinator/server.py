@@ -153,8 +153,11 @@ class Coordinator:
         holds = LeaseHolds(conf, self.leases, base.clock)
         self.remote = _remote(base, state, self.catalog, self.lake, holds, reach, self.wal)
         self.wal_cleaner = None
-        if self.wal is not None:
-            self.wal_cleaner = WalCleaner(self.wal, base.expiry_ms, reach)
+        keeper = self.wal
+        if keeper is None and any(state.sessions):  # of the time when the cluster had a shared log
+            keeper = _wal_keeper(base, state, self.catalog, reach)
+        if keeper is not None:
+            self.wal_cleaner = WalCleaner(keeper, base.expiry_ms, reach, ends_all=self.wal is None)
         self._sweeps = SweepService(self.remote.sweep, state.locations)
         self._inventory = _inventory(base, state, self.remote)
         self.lost_locations = LostLocations(
@@ -385,6 +388,12 @@ def _wal(
 ) -> WalKeeper | None:
     if base.conf.get(options.ZUFLUSS_LOG_DURABILITY) != REMOTE:
         return None
+    return _wal_keeper(base, state, catalog, reach)
+
+
+def _wal_keeper(
+    base: _Base, state: _State, catalog: Catalog, reach: Callable[[str], None]
+) -> WalKeeper:
     storage = state.locations.storage
     return WalKeeper(base.conf, state.sessions, storage, catalog, base.clock, base.clock_ms, reach)
 

@@ -315,6 +315,23 @@ async def test_a_cluster_without_tables_may_change_its_durability(tmp_path: Path
     await world.stop()
 
 
+async def test_sessions_of_a_cluster_that_has_no_shared_log_any_more_are_cleaned(
+    world: World,
+) -> None:
+    """Their location could never be retired."""
+    one = await world.server(1)
+    await appended(world, "host-1", TableBucket(1, None, 0), count=2)
+    world.conf["zufluss.log.durability"] = "local"
+    await world.restart()
+    coordinator = world.coordinator
+    assert coordinator.wal is None
+    assert coordinator.wal_cleaner is not None
+    assert coordinator.sessions.live_usage()
+    await coordinator.wal_cleaner.clean()
+    assert not coordinator.sessions.live_usage()
+    assert min(world.objects(one.session)) == 2, "its seals stay for a while"
+
+
 async def test_without_a_location_there_is_no_shared_log(tmp_path: Path) -> None:
     world = World(tmp_path)
     del world.conf["remote.data.dir"]

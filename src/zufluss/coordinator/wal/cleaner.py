@@ -38,10 +38,19 @@ class WalCleaner:
     """Deletes what sessions have left."""
 
     def __init__(
-        self, keeper: WalKeeper, clock_ms: Callable[[], int], reach: Callable[[str], None]
+        self,
+        keeper: WalKeeper,
+        clock_ms: Callable[[], int],
+        reach: Callable[[str], None],
+        *,
+        ends_all: bool = False,
     ) -> None:
-        """`clock_ms` is the time by which things expire."""
+        """`clock_ms` is the time by which things expire.
+
+        `ends_all` is for a cluster that has no shared log any more: nobody goes on with a session.
+        """
         self._keeper = keeper
+        self._ends_all = ends_all
         self._clock_ms = clock_ms
         self._reach = reach
         self._deleted: set[int] = set()
@@ -59,6 +68,9 @@ class WalCleaner:
 
     async def clean(self) -> None:
         """Delete what nobody needs."""
+        if self._ends_all:
+            left = [record.session for record in self._keeper.book if not record.has_ended]
+            await self._keeper.end_sessions(left)
         for record in await self._keeper.release_unused():
             try:
                 await self._clean(record)
