@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 from tests.waiting import WAIT_SECONDS
 from zufluss.pacing import ASIDE_BYTES, TURN_SECONDS, WAKES_AT_ONCE, Pace, aside, paced
@@ -182,3 +183,25 @@ def test_the_result_of_steps_leaves_turns_between_them() -> None:
     result, turns = asyncio.run(run())
     assert result == "result"
     assert turns > 50
+
+
+def test_long_requests_that_arrive_in_one_turn_are_not_all_begun_in_it() -> None:
+    """Each of them is parsed in one piece, which takes as long as a turn may."""
+    now = 0.0
+
+    def parsed() -> Iterator[str]:
+        nonlocal now
+        now += TURN_SECONDS
+        yield "request"
+
+    async def run() -> int:
+        pace = Pace(asyncio.get_running_loop(), lambda: now)
+        requests = [asyncio.ensure_future(pace.result(parsed())) for _ in range(50)]
+        turns = 0
+        while not all(request.done() for request in requests):
+            before, turns = now, turns + 1
+            await asyncio.sleep(0)
+            assert now - before <= TURN_SECONDS
+        return turns
+
+    assert asyncio.run(run()) >= 50

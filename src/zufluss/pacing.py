@@ -148,7 +148,11 @@ class Pace:
                 left -= 1
 
     async def result(self, steps: Iterator[T | None]) -> T:
-        """The first value of `steps` that is not None, with a pause after each None."""
+        """The first value of `steps` that is not None, with a pause before each step.
+
+        Before the first one, too: many long requests may arrive in one turn.
+        """
+        await self.pause()
         for value in steps:
             if value is not None:
                 return value
