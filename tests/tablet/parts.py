@@ -13,7 +13,6 @@ from tests.tablet.gateway import Gateway
 from tests.tablet.support import TABLE, no_ids, picture
 from zufluss.cluster.replicas import assignments
 from zufluss.config.load import Configuration
-from zufluss.kv.replay import EarlierChangelog
 from zufluss.model.schema import Schema
 from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage
@@ -30,6 +29,7 @@ from zufluss.tablet.produce import ProduceHandler
 from zufluss.tablet.producers import KnownProducers
 from zufluss.tablet.put import PutHandler
 from zufluss.tablet.remote.context import RemoteContext
+from zufluss.tablet.remote.copy import BucketCopy
 from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.scan.rebuild import Rebuilder
@@ -41,16 +41,8 @@ from zufluss.tablet.undo import UndoHandler
 NOW_MS = 1000
 
 
-class NoCopy:
-    """Remote storage that has nothing of a bucket."""
-
-    snapshot_offset = 0
-
-    async def restore_log(self) -> None:
-        """There is nothing to restore."""
-
-    async def restore_state(self, replica: Replica) -> EarlierChangelog | None:
-        return None
+class NoCopy(BucketCopy):
+    """Remote storage that has nothing of a bucket, and gets nothing of it."""
 
     def attach(self, replica: Replica) -> None:
         """The log stays on its server."""
@@ -95,7 +87,8 @@ class Parts:
     async def open(self) -> Replica:
         (assignment,) = assignments(self.buckets.image, 1)
         settings = self.buckets.table(TABLE).settings
-        replica = await Replica.open(self.host, assignment, settings, NoCopy())
+        copy = NoCopy(self._restorer(), self._remote_logs(), assignment, None)
+        replica = await Replica.open(self.host, assignment, settings, copy)
         self.buckets.add(replica)
         return replica
 
@@ -107,10 +100,11 @@ class Parts:
         return ProduceHandler(self.buckets, self.durability, self.tasks, lambda: NOW_MS)
 
     def fetch_handler(self) -> FetchHandler:
-        remote_logs = RemoteLogRunner(
-            self.conf, self.remote, self.durability.logs, self.tasks, lambda: NOW_MS
-        )
-        return FetchHandler(self.buckets, remote_logs, self.threads, self.tasks)
+        return FetchHandler(self.buckets, self._remote_logs(), self.threads, self.tasks)
+
+    def _remote_logs(self) -> RemoteLogRunner:
+        logs, tasks = self.durability.logs, self.tasks
+        return RemoteLogRunner(self.conf, self.remote, logs, tasks, lambda: NOW_MS)
 
     def put_handler(self) -> PutHandler:
         return PutHandler(

@@ -15,6 +15,7 @@ from zufluss.cluster.replicas import assignments
 from zufluss.errors import (
     ErrorCode,
     InvalidTableError,
+    LeaderNotAvailableError,
     LogStorageError,
     NonPrimaryKeyTableError,
     NotLeaderError,
@@ -57,17 +58,17 @@ async def test_a_parked_fetch_is_woken_by_an_append(tmp_path: Path) -> None:
         assert not fetch.parked
 
 
-async def test_a_bucket_that_is_closed_answers_its_waiters_and_is_unknown(tmp_path: Path) -> None:
+async def test_a_bucket_that_is_closed_answers_its_waiters_and_is_not_open(tmp_path: Path) -> None:
     async with parts(tmp_path, SCHEMA, "ack") as log_table:
         replica = await log_table.open()
         produce, connection = log_table.produce_handler(), Connection()
         sent = connection.send(produce.handle, produce_request(3))
         log_table.close_bucket(replica, delete=True)
-        storage, unknown = ErrorCode.LOG_STORAGE_EXCEPTION, UnknownTableOrBucketError
+        storage, not_open = ErrorCode.LOG_STORAGE_EXCEPTION, LeaderNotAvailableError
         assert await connection.produced(sent) == [(0, storage)]
         assert log_table.events == ["opened", "closed"]
         assert not log_table.buckets.tables
-        with pytest.raises(unknown, match="refresh the metadata"):
+        with pytest.raises(not_open, match="not any more; try again"):
             log_table.buckets.replica(TABLE, None, 0)
 
 

@@ -25,9 +25,9 @@ from zufluss.cluster.producers import ProducerEntry, TableProducers
 from zufluss.errors import (
     ErrorCode,
     InvalidScanRequestError,
+    LeaderNotAvailableError,
     ProducerFencedError,
     UndoImpossibleError,
-    UnknownTableOrBucketError,
 )
 from zufluss.log.holds import Holder
 from zufluss.model.producer import ProducerWriter
@@ -169,7 +169,7 @@ async def test_a_pin_answers_the_rows_of_its_offset_until_its_bucket_is_closed(
     assert (answer.done, pin.log_offset) == (True, 2)
     keyed.close_bucket(replica, delete=False)
     assert len(scans.pins) == 0
-    with pytest.raises(UnknownTableOrBucketError):
+    with pytest.raises(LeaderNotAvailableError):
         await scans.scan_kv_snapshot(request, CONTEXT)
 
 

@@ -206,7 +206,7 @@ async def test_a_bucket_that_is_dropped_while_its_keys_are_sorted_is_an_error(
         await tablet.drop(0)
         slow_sorts.go.set()
         (entry,) = decode(m.PrefixLookupResponse, b"".join((await asked).buffers)).buckets_resp
-        assert entry.error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
+        assert entry.error_code == ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION
 
 
 @pytest.mark.parametrize("bound", ["STEP_BYTES", "STEP_PREFIXES", "SCAN_ROWS"])

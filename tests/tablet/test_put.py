@@ -71,7 +71,7 @@ async def test_a_handler_without_a_server_puts_into_an_open_bucket(keyed: Parts)
         m.PutKvResponse, await connection.answer(connection.send(put.handle, request))
     )
     (entry,) = response.buckets_resp
-    assert entry.error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
+    assert entry.error_code == ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION
 
 
 async def test_a_put_is_in_the_changelog_once_when_memory_runs_out_behind_it(

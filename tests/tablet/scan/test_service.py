@@ -263,7 +263,7 @@ async def test_a_bucket_that_stops_ends_its_pins_and_not_those_of_others(tmp_pat
         gone, other = await scans.open(0, 1)
         session = await scans.scan(open_request(TABLE, size=1))
         await scans.tablet.drop(0)
-        assert await code_of(scans.page(gone)) is ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
+        assert await code_of(scans.page(gone)) is ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION
         answer = await scans.scan(next_request(session.scanner_id, 1))
         assert answer.error_code == ErrorCode.SCANNER_EXPIRED
         assert (await scans.page(other, 1)).done
