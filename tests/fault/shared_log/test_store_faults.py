@@ -1,0 +1,157 @@
+"""The location of the shared log fails: S3 behind a proxy that injects faults.
+
+Promises A1 to A4 and A6: no session is fenced by an object of its own, nothing is lost or doubled;
+requests that arrive after a session was sealed change nothing. While the location is away writers
+wait, reads and lookups go on, and nothing has to be restarted afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.counts import rounds
+from tests.fault.shared_log.load import Traffic, at_leader
+from tests.fault.shared_log.servers import SERVERS, SharedServers
+from tests.waiting import eventually
+from zufluss.testing.proxy import Fault, FaultProxy
+from zufluss.testing.s3 import S3Server, properties
+from zufluss.testing.server import DevServer
+
+Own = Callable[[DevServer], None]
+
+LATE_SECONDS = 5.0
+"""Requests that are held back arrive when others lead the buckets."""
+
+
+@pytest.fixture
+def servers(
+    own_servers: Own, tmp_path: Path, s3: S3Server, proxy: FaultProxy, rng: random.Random
+) -> SharedServers:
+    """Three servers whose location is S3 behind the proxy."""
+    uri = s3.bucket(f"b{rng.randrange(1 << 48):x}")
+    location = {"remote.data.dir": f"{uri}/zufluss", **properties(proxy.endpoint)}
+    return SharedServers(tmp_path, own_servers, location)
+
+
+def fenced(servers: SharedServers) -> list[str]:
+    """What servers said of sessions that ended."""
+    output = [line for server in servers.tablets.values() for line in server.output]
+    return [line for line in output if "wal_session_fenced" in line]
+
+
+KINDS = {
+    "lost answers": [Fault("error_after_success", probability=0.3, path_contains="/wal/")],
+    "resets": [Fault("reset", probability=0.3, path_contains="/wal/")],
+    "cut answers": [Fault("cut_body", probability=0.3, path_contains="/wal/")],
+    "throttling": [Fault("status_503", probability=0.3, path_contains="/wal/")],
+    "conflicts": [Fault("status_409", probability=0.3, path_contains="/wal/")],
+    "late requests": [Fault("late", probability=0.05, seconds=2.0, path_contains="/wal/")],
+}
+
+
+@pytest.mark.slow
+def test_failing_puts_fence_no_session_and_lose_and_double_nothing(
+    servers: SharedServers, proxy: FaultProxy, rng: random.Random
+) -> None:
+    traffic = Traffic(servers, rng, logs=1, keyed=1, lookers=False)
+    kinds = list(KINDS) * rounds(1, 60)
+    with traffic:
+        traffic.progress()
+        for kind in rng.sample(kinds, len(kinds)):
+            hit = sum(bool(seen.faults) for seen in proxy.seen)
+            proxy.set(KINDS[kind])
+            eventually(
+                lambda n=hit: sum(bool(seen.faults) for seen in proxy.seen) > n + 3,  # type: ignore[misc]
+                f"{kind} hit something",
+            )
+            traffic.progress(3)
+        proxy.set()
+        traffic.progress()
+    assert fenced(servers) == []
+    assert set(servers.registered) == set(SERVERS)
+    traffic.check()
+
+
+@pytest.mark.slow
+def test_a_server_is_lost_while_its_puts_are_held_back_and_arrive_later(
+    servers: SharedServers, proxy: FaultProxy, rng: random.Random
+) -> None:
+    """They are delivered to names behind the seal, or meet it."""
+    traffic = Traffic(servers, rng, logs=2, keyed=1, clients=())
+    with traffic:
+        traffic.progress()
+        for _ in range(rounds(1, 50)):
+            victim = rng.choice(traffic.leading())
+            proxy.set(
+                [Fault("late", seconds=LATE_SECONDS, methods=("PUT",), path_contains="/wal/")]
+            )
+            eventually(lambda: proxy.held_back > 2, "puts are held back")
+            servers.freeze(victim)
+            proxy.set()
+            servers.await_gone(victim)
+            traffic.progress()
+            servers.thaw(victim)
+            servers.await_registered(*SERVERS)
+            eventually(lambda: proxy.held_back == 0, "they have arrived")
+            traffic.progress()
+    traffic.check()
+
+
+@pytest.mark.slow
+def test_a_take_over_gets_through_a_location_that_fails_now_and_then(
+    servers: SharedServers, proxy: FaultProxy, rng: random.Random
+) -> None:
+    traffic = Traffic(servers, rng, logs=2, keyed=2, clients=(), lookers=False)
+    every = rng.choice((4, 5))
+    faults = [
+        Fault("status_503", probability=1 / every, seed=rng.randrange(99), path_contains="/wal/"),
+        Fault("error_after_success", probability=1 / every, seed=rng.randrange(99)),
+    ]
+    with traffic:
+        traffic.progress()
+        for _ in range(rounds(1, 50)):
+            proxy.set(faults)
+            victim = rng.choice(traffic.leading())
+            servers.lose(victim)
+            traffic.progress()
+            proxy.set()
+            servers.start(victim)
+            servers.await_registered(*SERVERS)
+    traffic.check()
+
+
+@pytest.mark.slow
+def test_while_the_location_is_away_writers_wait_and_lookups_and_reads_go_on(
+    servers: SharedServers, proxy: FaultProxy, rng: random.Random
+) -> None:
+    traffic = Traffic(servers, rng, logs=2, keyed=2)
+    processes = [server.pid for server in servers.tablets.values()]
+    with traffic:
+        traffic.progress()
+        for kind in ("reset", "status_503", "half_open")[: rounds(1, 3)]:
+            proxy.set([Fault(kind)])  # type: ignore[arg-type]
+            before = sum(looker.answers for looker in traffic.lookers)
+            eventually(
+                lambda n=before: sum(x.answers for x in traffic.lookers) > n + 200,  # type: ignore[misc]
+                "lookups are answered",
+            )
+            acked = traffic.acked_rows
+            for table in traffic.tables:
+                if not table.keyed:
+                    end = at_leader(
+                        servers,
+                        table.target.name,
+                        0,
+                        lambda client, t=table: client.end_offset(t.target.table_id),  # type: ignore[misc]
+                    )
+                    assert end > 0
+            assert traffic.acked_rows == acked, "acknowledged without the location"
+            proxy.set()
+            traffic.progress()
+    assert [server.pid for server in servers.tablets.values()] == processes
+    assert all(server.running for server in servers.tablets.values())
+    traffic.check()
