@@ -46,7 +46,7 @@ def test_a_coordinator_that_is_killed_at_a_step_of_a_take_over_goes_on_with_it(
     traffic = Traffic(servers, rng, logs=2, keyed=2)
     with traffic:
         traffic.progress()
-        for step in sampled(OF_THE_COORDINATOR, 3, rng):
+        for step in sampled(OF_THE_COORDINATOR, 2, rng):
             servers.restart_coordinator(f"{step}#1")
             if servers.coordinator.running:  # it may have died while its servers came back
                 servers.lose(rng.choice(traffic.leading() or SERVERS))
@@ -66,7 +66,7 @@ def test_a_new_leader_that_is_killed_at_a_step_of_a_take_over_is_replaced(
     traffic = Traffic(servers, rng, logs=2, keyed=2)
     with traffic:
         traffic.progress()
-        for step in sampled(OF_A_NEW_LEADER, 3, rng):
+        for step in sampled(OF_A_NEW_LEADER, 2, rng):
             victim = rng.choice(traffic.leading())
             following, last = rng.sample([i for i in SERVERS if i != victim], 2)
             servers.lose(following)
@@ -127,7 +127,7 @@ def test_a_server_that_is_killed_at_a_step_of_a_trim_loses_nothing(
     traffic = Traffic(servers, rng, logs=2, keyed=1, clients=(), readers=False)
     with traffic:
         traffic.progress()
-        for step in sampled(OF_A_TRIM, 2, rng):
+        for step in sampled(OF_A_TRIM, 1, rng):
             for server_id in SERVERS:
                 servers.lose(server_id, disk=rng.random() < 0.5)
                 servers.start(server_id, f"{step}#{rng.randint(1, 2)}")

@@ -31,7 +31,7 @@ def test_a_server_and_its_disk_are_lost_and_every_acknowledged_row_stays(
     traffic = Traffic(servers, rng)
     with traffic:
         traffic.progress()
-        for _ in range(rounds(5, 200)):
+        for _ in range(rounds(3, 200)):
             victim = rng.choice(traffic.leading())
             at_once = rng.random() < 0.4
             servers.lose(victim)

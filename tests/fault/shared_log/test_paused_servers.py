@@ -30,7 +30,7 @@ def test_a_stopped_server_wakes_up_and_nothing_is_lost_doubled_or_stale(
     refusals = 0
     with traffic:
         traffic.progress()
-        for _ in range(rounds(3, 200)):
+        for _ in range(rounds(2, 200)):
             victim = rng.choice(traffic.leading())
             servers.freeze(victim)
             servers.await_gone(victim)
@@ -61,7 +61,7 @@ def test_short_pauses_of_servers_and_coordinator_lose_nothing(
     traffic = Traffic(servers, rng, logs=2, keyed=2)
     with traffic:
         traffic.progress()
-        for _ in range(rounds(4, 400)):
+        for _ in range(rounds(3, 400)):
             process = rng.choice([servers.coordinator, *servers.tablets.values()])
             servers.pause(process, rng.uniform(0.2, 2.5))
             if rng.random() < 0.5:

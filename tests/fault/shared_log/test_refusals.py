@@ -1,4 +1,4 @@
-"""What a cluster with a shared log refuses: locations, durabilities, requests to the wrong server."""
+"""What a cluster with a shared log refuses: locations, durabilities, requests to non-leaders."""
 
 from __future__ import annotations
 
