@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import zufluss
 from tests.end_to_end.raw import (
@@ -231,7 +231,7 @@ class DirectLooker(Worker):
         if frame.error is not None:
             self.refused_with(frame.error.code)
             return
-        kind = m.LookupResponse if was.keys else m.ListOffsetsResponse
+        kind: Any = m.LookupResponse if was.keys else m.ListOffsetsResponse
         (entry,) = kind.FromString(bytes(frame.body)).buckets_resp
         if entry.error_code:
             self.refused_with(entry.error_code)

@@ -33,7 +33,11 @@ def servers(
 ) -> SharedServers:
     """Three servers whose location is S3 behind the proxy."""
     uri = s3.bucket(f"b{rng.randrange(1 << 48):x}")
-    location = {"remote.data.dir": f"{uri}/zufluss", **properties(proxy.endpoint)}
+    location = {
+        "remote.data.dir": f"{uri}/zufluss",
+        "zufluss.remote.request-timeout": "5s",  # some requests are never answered
+        **properties(proxy.endpoint),
+    }
     return SharedServers(tmp_path, own_servers, location)
 
 
