@@ -221,6 +221,8 @@ class ClusterImage:
         self.databases: dict[str, DatabaseEntry] = {}
         self.coordinator: ClusterNode | None = None
         self.tablets: dict[int, ClusterNode] = {}
+        self.absent: dict[int, ClusterNode] = {}
+        """Tablet servers that have left, as they were known last."""
         self.leaders: Counter[int] = Counter()
         """The number of buckets that each tablet server leads, whether it is there or not."""
         self._tables: dict[int, TableEntry] = {}
@@ -385,7 +387,9 @@ class ClusterImage:
                 self._drop_partition(partition_id)
             case NodesPut(coordinator, tablets):
                 self.coordinator = coordinator
+                known = self.absent | self.tablets
                 self.tablets = {node.node_id: node for node in tablets}
+                self.absent = {i: n for i, n in known.items() if i not in self.tablets}
             case Cleared():
                 self._clear()
 

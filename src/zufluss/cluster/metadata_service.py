@@ -21,6 +21,7 @@ from zufluss.cluster import codec
 from zufluss.cluster.image import ClusterImage, ClusterNode, PartitionEntry, TableEntry
 from zufluss.cluster.missing_partitions import MissingPartitions
 from zufluss.cluster.refusal import check_refusal
+from zufluss.config import options
 from zufluss.config.lake import handed_out
 from zufluss.config.load import Configuration
 from zufluss.config.table_options import TABLE_DATALAKE_FORMAT
@@ -145,19 +146,31 @@ class MetadataService:
     async def get_metadata(
         self, request: m.MetadataRequest, ctx: RequestContext
     ) -> m.MetadataResponse:
-        """GET_METADATA (1012): servers on the caller's own listener, tables, partitions."""
+        """GET_METADATA (1012): servers on the caller's own listener, tables, partitions.
+
+        With a shared log the servers have every leader, also one that has left and will be replaced
+        in a moment: pyfluss 1.0.0 keeps an old leader for ever once it was told a leader that is
+        not among the servers.
+        """
         image = self._image
         paths = {path_from_proto(path): None async for path in paced(request.table_path)}
         tables = [image.table(path) for path in paths]
         partitions = await self._partitions(request, ctx.peer)
         response = m.MetadataResponse(
-            tablet_servers=_visible(image.tablets.values(), ctx.listener),
+            tablet_servers=_visible(self._servers(), ctx.listener),
             table_metadata=[self._table(table) async for table in paced(tables)],
             partition_metadata=[codec.partition_to_proto(p) async for p in paced(partitions)],
         )
         for node in _visible(filter(None, [image.coordinator]), ctx.listener):
             response.coordinator_server.CopyFrom(node)
         return response
+
+    def _servers(self) -> list[ClusterNode]:
+        image = self._image
+        servers = list(image.tablets.values())
+        if self._conf.get(options.ZUFLUSS_LOG_DURABILITY) == "remote":
+            servers += [node for i, node in image.absent.items() if image.leaders[i] > 0]
+        return servers
 
     def _table(self, entry: TableEntry) -> m.PbTableMetadata:
         message = codec.table_to_proto(entry)
