@@ -261,9 +261,7 @@ class Table(NamedTuple):
 class Traffic:
     """Tables of all kinds under load; a context.
 
-    `clients` write a table of six buckets; pyfluss 1.0.0 is not among them as a rule, because its
-    writer spins for ever once it has seen metadata in which a bucket has no leader that is there.
-    `lookers` has lookups sent to all servers.
+    `clients` write a table of six buckets, `lookers` has lookups sent to all servers.
     """
 
     def __init__(
