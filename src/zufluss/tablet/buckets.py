@@ -76,6 +76,8 @@ class RefusedBucket(NamedTuple):
         if self.recovering:
             since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(" ", "seconds")
             text += f" [recovering since {since}, tried {self.attempts} times; try again later]"
+        if isinstance(self.problem, NotLeaderError):
+            return NotLeaderError(text)  # clients ask who leads it
         return LogStorageError(text)
 
 

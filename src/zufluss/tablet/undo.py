@@ -161,6 +161,7 @@ class UndoHandler:
         """UNDO_PRODUCER (30046)."""
         partition_id = partition_id_of(request)
         buckets = self._context.buckets
+        buckets.check_present()
         replica = buckets.kv_replica(request.table_id, partition_id, request.bucket_id)
         seconds = ANSWER_SECONDS
         if request.HasField("time_limit_ms"):
@@ -173,6 +174,7 @@ class UndoHandler:
             await asyncio.wait({undo.task}, timeout=seconds)
         if undo.task.done():
             _outcome(undo)
+            buckets.check_present()  # another leader may have changes of the producer by now
         return m.UndoProducerResponse(
             done=undo.done, position=undo.position, end_offset=undo.end_offset, keys=undo.keys
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from zufluss.errors import ErrorCode, NetworkError
 from zufluss.log.log import Log
 from zufluss.model.table import TableBucket
 from zufluss.record.header import build_batch
+from zufluss.remote.marked import MarkedObjects
 from zufluss.wire import messages as m
 
 
@@ -270,6 +273,56 @@ async def test_a_source_is_not_asked_again_once_its_end_was_written_again(tmp_pa
     assert rows_of(tablet) == before
     await written(tablet, 0)
     await tablet.server.close()
+
+
+async def test_rows_that_become_durable_while_the_server_stops_are_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    create, gate, arrived = MarkedObjects.create, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: MarkedObjects, *what: Any) -> None:
+        arrived.set()
+        await gate.wait()
+        await create(self, *what)
+
+    monkeypatch.setattr(MarkedObjects, "create", slow)
+    connection, request = await tablet.produce(0)
+    await arrived.wait()
+    closing = asyncio.create_task(tablet.server.close())
+    shared = tablet.server.shared
+    assert shared is not None
+    await until(lambda: shared._closing)
+    late, refused = await tablet.produce(1)
+    assert await late.produced(refused) == [(1, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    gate.set()
+    assert await connection.produced(request) == [(0, ErrorCode.NONE)]
+    await closing
+    monkeypatch.undo()
+    tablet = await cluster.start("two")
+    assert [log_of(tablet, i).log_end_offset for i in (0, 1)] == [3, 0]
+    await tablet.server.close()
+
+
+async def test_a_bucket_that_has_another_leader_by_now_is_answered_as_such(tmp_path: Path) -> None:
+    """Clients ask for the leader again after this code; after an error of the storage they wait."""
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    await written(tablet, 0)
+    await killed(tablet)
+    cluster.gateway.commit_takeovers = _nothing  # type: ignore[method-assign]
+    tablet = await cluster.start("two")
+    connection, request = await tablet.produce(0)
+    assert await connection.produced(request) == [(0, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    problem = tablet.server.buckets.why_not(TABLE, None, 0)
+    assert "has another leader" in problem.message
+    assert "recovering since" in problem.message
+    await killed(tablet)
+
+
+async def _nothing(session: WalSession, takeovers: Sequence[Takeover]) -> set[TableBucket]:
+    return set()
 
 
 def _body() -> bytes:

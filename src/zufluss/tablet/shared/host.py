@@ -66,6 +66,8 @@ class SharedHost:
         """Until when this server may answer for the present state of its buckets."""
         self.live: ServerSession | None = None
         """The session of this server; None while it has none."""
+        self._closing = False
+        """The live session takes nothing any more; what it has is still made durable."""
         self.fenced = 0
         """Sessions of this process that others ended."""
         self._ended = SessionCounts()
@@ -75,7 +77,7 @@ class SharedHost:
     @property
     def session(self) -> ServerSession:
         """The live session; `NotLeaderError` while there is none."""
-        if self.live is None:
+        if self.live is None or self._closing:
             raise NotLeaderError(
                 "this tablet server has no session of the shared log at present, so it leads "
                 "nothing; refresh the metadata and try again"
@@ -129,9 +131,10 @@ class SharedHost:
     async def close(self) -> None:
         """Make everything durable and say that the session ended, because the server stops.
 
-        A location that does not answer is not waited for: nobody waits for an answer any more.
+        What becomes durable meanwhile is acknowledged. A location that does not answer is not
+        waited for longer than the server has to stop.
         """
-        session = self._taken()
+        session, self._closing = self.live, True
         try:
             if session is not None:
                 async with asyncio.timeout(self._close_seconds):
@@ -139,8 +142,7 @@ class SharedHost:
         except (SessionFencedError, TimeoutError) as e:
             log.warning("wal_session_not_closed", reason=reason_of(e))
         finally:
-            if session is not None:
-                await session.stop()
+            await self.end()
 
     async def tail(self, source: WalSource, bucket: TableBucket, start: int) -> Tail:
         """What a session has of a bucket from an offset on; `LostOffsetsError` if some is lost."""
@@ -174,7 +176,8 @@ class SharedHost:
         stopping = asyncio.create_task(session.stop())
         self._stopping.add(stopping)
         stopping.add_done_callback(self._stopping.discard)
-        self._on_fenced(error)
+        if not self._closing:
+            self._on_fenced(error)
 
     def _taken(self) -> ServerSession | None:
         """Take the live session, which ends here."""

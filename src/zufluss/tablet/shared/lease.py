@@ -7,6 +7,10 @@ server answers lookups, scans and LIST_OFFSETS only for as long as its registrat
 and a new leader of a primary-key bucket acknowledges nothing before that time is over for the
 former one (`ReplicaAssignment.lease_ms`).
 
+Of a log table nobody waits for that time. What a former leader says of its end is old then, but
+true: the new leader has these rows at these offsets, and more behind them. That is what a reader
+sees who asked a moment earlier, and who goes on from there.
+
 A registration is confirmed before the buckets of the former one are closed, so the lease is held
 only from `begin` on. The time counts from when the confirmation was *asked for*, on a clock that
 goes on while the machine is suspended. What is assumed of two machines is that their clocks run at
