@@ -72,7 +72,9 @@ class SharedCluster:
         self.epoch = 0
         self.tablet: Tablet | None = None
 
-    async def start(self, name: str = "one", *, seal: bool = True, **options: Any) -> Tablet:
+    async def start(
+        self, name: str = "one", *, seal: bool = True, lease_ms: int = 0, **options: Any
+    ) -> Tablet:
         """A server on the directory `name` takes over everything from the one before."""
         former, gateway = self.gateway.live, self.gateway
         gateway.live = None
@@ -104,7 +106,8 @@ class SharedCluster:
                 sources[session] = await self.sealed(session)
         gateway.live = session = WalSession(1, self.epoch, 1)
         tablet.server.confirmed(float("inf"))
-        await tablet.server.assign(tablet.image, self.assignments(sources), (), session)
+        orders = [renamed(each, lease_ms=lease_ms) for each in self.assignments(sources)]
+        await tablet.server.assign(tablet.image, orders, (), session)
         return tablet
 
     def assignments(self, sources: Mapping[WalSession, WalSource]) -> list[ReplicaAssignment]:
