@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,17 +167,14 @@ async def test_a_new_leader_serves_nothing_before_the_lookups_of_the_former_one_
     tablet = await cluster.start("one")
     assert await put(tablet, (1, 1, "a")) == 0
     await killed(tablet)
-    loop, sleep = asyncio.get_running_loop(), asyncio.sleep
-    waits, over = list[float](), asyncio.Event()
+    loop, waits, over = asyncio.get_running_loop(), list[float](), asyncio.Event()
 
-    async def slept(seconds: float, result: Any = None) -> Any:
-        if seconds <= 10:
-            return await sleep(seconds, result)
+    async def slept(seconds: float) -> None:
         waits.append(seconds)
         await over.wait()
-        return result
 
-    monkeypatch.setattr("zufluss.tablet.shared.copy.asyncio.sleep", slept)
+    patched = SimpleNamespace(**vars(asyncio) | {"sleep": slept})  # others sleep as usual
+    monkeypatch.setattr("zufluss.tablet.shared.copy.asyncio", patched)
     began = loop.time()
     starting = asyncio.create_task(cluster.start("two", lease_ms=60_000))
     await until(lambda: len(waits) == 2)
