@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from scripts.spark_classes import options as quick_java
 from tests.counts import FULL
+from tests.engines import shared_server
 from tests.servers import Apart, WarmServer
 from zufluss.remote import cloud
 from zufluss.testing.s3 import S3Server
@@ -118,9 +119,9 @@ def new_apart(
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """The worker's S3 server; every test uses a bucket of its own."""
-    with S3Server() as server:
+    with shared_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from tests.conftest import SERVERS
+from tests.engines import shared_server
 from tests.servers import WarmServer
 from zufluss.testing.proxy import FaultProxy
 from zufluss.testing.s3 import S3Server
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An S3 server for the tests of one module; their faults do not reach other modules."""
-    with S3Server() as server:
+    with shared_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
