@@ -3,7 +3,8 @@
 A registration has a server epoch from a durable counter. It ends when the server registers again,
 or is silent for too long. A server joins between two changes of the catalog: the answer carries the
 whole image, and every later change is sent to the new registration. A server that has left is not
-in the metadata. Heartbeats report what the server saw of the remote locations.
+in the metadata, but with a shared log as long as it leads buckets (`cluster/metadata_service.py`).
+Heartbeats report what the server saw of the remote locations.
 
 | `zufluss.log.durability` | too long | the buckets of a server that has left |
 |---|---|---|

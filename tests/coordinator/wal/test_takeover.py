@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.coordinator.support import call
 from tests.coordinator.wal.world import EVENTS, LEASE_SECONDS, SILENCE, Server, World, until
 from zufluss.cluster.examination import Severity
 from zufluss.cluster.replicas import replica_from_proto
@@ -118,6 +119,24 @@ async def test_a_coordinator_that_was_held_up_gives_nobody_up_for_that(world: Wo
     await until(lambda: led(world, two, buckets) == buckets)
     assert set(world.coordinator.image.tablets) == {2}
     assert lost.session != world.wal.book.live(1)
+
+
+async def test_the_servers_in_the_metadata_have_every_leader(world: World) -> None:
+    """pyfluss never looks for another leader once it was told one that is not among them."""
+    lost = await world.server(1)
+    buckets = await world.create_table(buckets=2)
+    lost.frozen = True
+    await world.silent(lost)
+
+    async def listed() -> set[int]:
+        answer = await call(world.services, ApiKey.GET_METADATA, m.MetadataRequest(), "CLIENT")
+        return {node.node_id for node in answer.tablet_servers}
+
+    assert world.coordinator.image.tablets == {}
+    assert await listed() == {1}, "it leads, until another one does"
+    two = await world.server(2)
+    await until(lambda: led(world, two, buckets) == buckets)
+    assert await listed() == {2}
 
 
 async def test_without_another_server_buckets_wait_for_the_first_that_registers(
