@@ -9,9 +9,10 @@ worth, and the goals are for machines where pumps and servers do not compete.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -37,22 +38,18 @@ PUT_ROWS = 500
 PUTS = 64
 """Different requests of each pump, sent over and over."""
 FRAMES = 64
+APPENDED = "id BIGINT, text STRING"
 
 
 class Side:
-    """A cluster with a number of tablet servers, and two tables."""
+    """A cluster, and two tables."""
 
-    def __init__(self, directory: Path, servers: int) -> None:
+    def __init__(self, bootstrap: str, pids: Sequence[int], servers: int) -> None:
+        """`pids` are all processes of the cluster, `servers` is how many tablet servers it has."""
         self.count = servers
+        self.pids = tuple(pids)
         self._stack = ExitStack()
-        server = DevServer(
-            directory / f"cluster-{servers}",
-            {"zufluss.log.flush": "os"},
-            command=(*DevServer(directory).command, "--tablet-servers", str(servers)),
-        )
-        self._stack.enter_context(server)
-        self.pids = tuple(descendants(server.pid))
-        self.connection: Connection = self._stack.enter_context(zufluss.connect(server.bootstrap))
+        self.connection: Connection = self._stack.enter_context(zufluss.connect(bootstrap))
         self._threads = self._stack.enter_context(ThreadPoolExecutor(TABLES))
 
     def __enter__(self) -> Self:
@@ -71,8 +68,11 @@ class Side:
         """Two new tables; with two servers each leads one of them."""
         options = {"primary_key": KEY} if keyed else {}
         columns = [] if schema is None else [schema]
+        unique = f"{name}_{time.time_ns()}"  # a peer keeps what earlier runs left
         infos = [
-            new_table(self.connection, f"{name}{i}", *columns, properties=UNCOMPRESSED, **options)
+            new_table(
+                self.connection, f"{unique}_{i}", *columns, properties=UNCOMPRESSED, **options
+            )
             for i in range(TABLES)
         ]
         servers = {self.leader(info)[0] for info in infos}
@@ -99,41 +99,59 @@ class Side:
         return list(self._threads.map(one, range(TABLES)))
 
 
+@contextmanager
+def dev(directory: Path, servers: int) -> Iterator[Side]:
+    """`zufluss dev --tablet-servers` in a directory of its own."""
+    where = directory / f"cluster-{servers}"
+    settings = {"zufluss.log.flush": "os"}
+    command = (*DevServer(where).command, "--tablet-servers", str(servers))
+    with (
+        DevServer(where, settings, command=command) as server,
+        Side(server.bootstrap, descendants(server.pid), servers) as side,
+    ):
+        yield side
+
+
 def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
     """Appends, then upserts."""
     seconds = 0.5 if quick else 1.5
-    with Side(directory, 1) as one, Side(directory, 2) as two:
-        yield _measured(one, two, "append", rounds, seconds)
-        yield _measured(one, two, "upsert", rounds, seconds)
+    note = f"two tablet servers against one, {os.cpu_count()} cores"
+    with dev(directory, 1) as one, dev(directory, 2) as two:
+        yield measured(two, one, "append", rounds, seconds, note, GOAL)
+        yield measured(two, one, "upsert", rounds, seconds, note, GOAL)
 
 
-def _measured(one: Side, two: Side, what: str, rounds: int, seconds: float) -> Measure:
+def measured(
+    side: Side, other: Side, what: str, rounds: int, seconds: float, note: str, goal: float
+) -> Measure:
+    """The rates of two clusters under the same load, which take turns."""
     keyed = what == "upsert"
-    schema = None if keyed else "id BIGINT, text STRING"
-    made = {side: side.tables(what, schema, keyed) for side in (one, two)}
-    frames = {side: [_frames(info, keyed) for info in infos] for side, infos in made.items()}
+    schema = None if keyed else APPENDED
+    made = {each: each.tables(what, schema, keyed) for each in (other, side)}
+    frames = {each: [requests(info, keyed) for info in infos] for each, infos in made.items()}
     answered = dict.fromkeys(made, 0)
 
-    def rate(side: Side) -> float:
-        loads = side.load(made[side], frames[side], seconds)
-        answered[side] += sum(load.answered for load in loads)
+    def rate(each: Side) -> float:
+        loads = each.load(made[each], frames[each], seconds)
+        answered[each] += sum(load.answered for load in loads)
         return sum(load.rps for load in loads)
 
-    rates = alternate(rounds, (*one.pids, *two.pids), lambda: rate(two), lambda: rate(one))
+    pids = (*side.pids, *other.pids)
+    rates = alternate(rounds, pids, lambda: rate(side), lambda: rate(other))
     if not keyed:
-        for side, infos in made.items():
-            count = sum(record_count(side.connection, info) for info in infos)
-            if count != ROWS * answered[side]:
-                raise RuntimeError(f"{count} records, {ROWS * answered[side]} acknowledged")
+        for each, infos in made.items():
+            count = sum(record_count(each.connection, info) for info in infos)
+            if count != ROWS * answered[each]:
+                raise RuntimeError(f"{count} records, {ROWS * answered[each]} acknowledged")
     label = {
         "append": f"append 1 KiB × {TABLES * CONNECTIONS} into two tables",
         "upsert": f"upsert {PUT_ROWS} rows × {TABLES * CONNECTIONS} into two tables",
     }[what]
-    note = f"{label}, two tablet servers against one, {os.cpu_count()} cores"
-    return compared(f"cluster.{what}", note, *rates, "/s", at_least=GOAL)
+    return compared(f"cluster.{what}", f"{label}, {note}", *rates, "/s", at_least=goal)
 
 
-def _frames(info: TableInfo, keyed: bool) -> list[bytes]:
+def requests(info: TableInfo, keyed: bool) -> list[bytes]:
+    """What a pump sends over and over."""
     if keyed:
         ids = random_keys(PUTS * PUT_ROWS, KEYS, info.table_id)
         return put_frames(info, kv_batches(info, ids, PUT_ROWS))
