@@ -47,6 +47,7 @@ from zufluss.cli import (
     table,
     tiering,
     top,
+    wal,
 )
 from zufluss.no_pandas import do_without_pandas
 
@@ -81,6 +82,7 @@ for command in (location_files.files, location_files.verify, location_files.swee
 app.add_typer(location.app, name="location", rich_help_panel=_CATALOG)
 app.add_typer(snapshot.app, name="snapshot", rich_help_panel=_CATALOG)
 app.add_typer(cluster.app, name="cluster", rich_help_panel=_CATALOG)
+app.add_typer(wal.app, name="wal", rich_help_panel=_CATALOG)
 app.add_typer(lease.app, name="lease", rich_help_panel=_CATALOG)
 app.add_typer(producer.app, name="producer", rich_help_panel=_CATALOG)
 app.command(rich_help_panel=_DATA)(data.append)
