@@ -4,14 +4,15 @@
 |---|---|
 | `open_log` | the log of this disk as far as it is known to be true, or an empty one at the end of the remote segments; then what the source has of the bucket |
 | `restore_state` | key-value state of this disk or a snapshot, as without a shared log |
-| `adopt` | what the segments do not have is written again into the session of this server; the coordinator notes that this session has the end of the bucket; a primary-key bucket waits until its former leader answers no lookups any more |
+| `adopt` | what the segments do not have is written again into the session of this server; a primary-key bucket waits until its former leader answers no lookups any more; the coordinator notes that this session has the end of the bucket |
 
 The source is a session that has ended. Where the session of this server has the end of the bucket
 already, as for a new bucket or one that failed and is opened again, it is the source itself, and
 there is nothing to adopt. If it has the end and nobody knows whether the coordinator noted that,
 only the question is repeated: the former source may be deleted by then. What is damaged on this
 disk is discarded, and the bucket opened without it. Only after `adopt` is the bucket served:
-whoever takes it over from here finds everything in one session.
+whoever takes it over from here finds everything in one session. The lookups of the former leader
+have ended before that is noted, because the next leader is told of this session's lookups only.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -147,9 +148,10 @@ class SharedCopy(BucketCopy):
                 await session.carry_over(bucket, epoch, parts)
             await session.writer.drained()
             self._host.reach("wal-carried")
-            await session.commit(Takeover(bucket, epoch))
-            self._host.reach("wal-adopted")
         if replica.kv is not None:
             await asyncio.sleep(self._lease_end - asyncio.get_running_loop().time())
+        if not session.holds(bucket):
+            await session.commit(Takeover(bucket, epoch))
+            self._host.reach("wal-adopted")
         if self._host.live is not session:
             raise NotLeaderError(f"{session} ended while {bucket} was taken over")
