@@ -197,6 +197,14 @@ class Buckets:
             "write rows with PUT_KV"
         )
 
+    def is_elsewhere(self, bucket: TableBucket) -> bool:
+        """Whether another server leads a bucket, which is neither open nor being opened here."""
+        table = self.tables.get(bucket.table_id)
+        key = (bucket.partition_id, bucket.bucket_id)
+        if table is not None and (key in table.replicas or key in table.refused):
+            return False
+        return self._leader(bucket) not in (None, self._server_id)
+
     def _leader(self, bucket: TableBucket) -> int | None:
         """The server that leads a bucket; None if there is no such bucket."""
         holder = self.image.holder(bucket)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from tests.tablet.shared.cluster import SharedCluster, killed, until, written
 from tests.tablet.shared.test_damage import damage
 from tests.tablet.shared.test_takeover import log_of, rows_of
 from tests.tablet.support import TABLE, Tablet
-from zufluss.cluster.wal import WalSource
+from zufluss.cluster.image import TablePut
+from zufluss.cluster.replicas import ReplicaStop
+from zufluss.cluster.wal import Takeover, WalSession, WalSource
 from zufluss.errors import ConfigError, NetworkError
 from zufluss.log.reader import LogTail
 from zufluss.model.table import TableBucket
@@ -120,6 +124,41 @@ async def test_a_bucket_that_is_being_recovered_holds_the_floor(tmp_path: Path) 
     await killed(tablet)
     tablet = await cluster.start("two")
     assert [log_of(tablet, i).log_end_offset for i in (0, 1)] == [6, 3]
+    await tablet.server.close()
+
+
+async def test_a_bucket_that_another_server_got_before_it_continued_here_does_not_hold_the_floor(
+    tmp_path: Path,
+) -> None:
+    """It was carried, and its order came too late. Nobody needs it here, and it never comes up."""
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    await written(tablet, 0, 1)
+    await killed(tablet)
+    taken_over, late = cluster.gateway.commit_takeovers, TableBucket(TABLE, None, 1)
+
+    async def all_but_one(session: WalSession, takeovers: Sequence[Takeover]) -> set[TableBucket]:
+        return await taken_over(session, [each for each in takeovers if each.bucket != late])
+
+    cluster.gateway.commit_takeovers = all_but_one  # type: ignore[method-assign]
+    tablet = await cluster.start("two")
+    for _ in range(3):
+        await written(tablet, 0)
+    table = tablet.image.table_by_id(TABLE)
+    assert table is not None
+    mine, other = table.buckets
+    other = replace(other, replicas=(2,), leader=2, leader_epoch=3)
+    tablet.image.apply([TablePut(replace(table, buckets=(mine, other)))])
+    trimmer = trimmer_of(tablet, retained=1)
+    assert tablet.server.shared is not None
+    session = tablet.server.shared.session
+    await trimmer.trim(session)
+    assert trimmer.held is not None, "it is still being opened, and may be committed"
+    assert trimmer.held[0] == late
+    await tablet.server.stop_replicas([ReplicaStop(late, 2, True, (1,))])
+    end = session.writer.written[-1].number + 1
+    assert await trimmer.trim(session) > 0
+    assert (trimmer.held, session.floor) == (None, end)
     await tablet.server.close()
 
 

@@ -138,8 +138,8 @@ class Trimmer:
                 plan.first.setdefault(bucket, each.first_number)
                 ends[bucket] = end
         for bucket, end in ends.items():
-            if self._buckets.image.leader(bucket) is None:
-                continue  # it was dropped
+            if self._buckets.image.leader(bucket) is None or self._buckets.is_elsewhere(bucket):
+                continue  # it was dropped, or given to another server before it continued here
             replica = self._buckets.find(*bucket)
             if replica is None:
                 plan.hold(bucket, self._buckets.why_not(*bucket).message)
