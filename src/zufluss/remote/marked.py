@@ -2,7 +2,8 @@
 
 A directory can be unmounted while the server runs. Objects would then be created below the mount
 point, acknowledged, and gone when the directory is mounted again. So the marker of the cluster is
-read before each object is created there; of other stores it is read once (`remote/storage.py`).
+read before each object is created there; of other stores it is read once (`remote/storage.py`). It
+is also read before an object there counts as missing: whoever takes over would find all lost.
 
 A location can also be moved or declared lost. The seal that ends a session is put where the
 location is by then, so a session creates objects only where it began: at another address its next
@@ -39,12 +40,16 @@ class MarkedObjects:
     async def get(self, path: str, *, limit: int) -> bytes:
         """Return an object; ObjectCorruptError if the location was lost."""
         self._check_not_lost(path)
-        return await self._objects.get(path, limit=limit)
+        return await self._storage.sure(
+            self._location_id, lambda: self._objects.get(path, limit=limit)
+        )
 
     async def get_range(self, path: str, start: int, end: int) -> memoryview:
         """Return a part of an object; ObjectCorruptError if the location was lost."""
         self._check_not_lost(path)
-        return await self._objects.get_range(path, start, end)
+        return await self._storage.sure(
+            self._location_id, lambda: self._objects.get_range(path, start, end)
+        )
 
     def list(self, prefix: str) -> AsyncIterator[list[ObjectInfo]]:
         """Yield the objects of a directory in pages."""

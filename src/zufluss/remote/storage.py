@@ -23,7 +23,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -35,6 +35,7 @@ from zufluss.remote import marker
 from zufluss.remote.errors import (
     LocationUnavailableError,
     ObjectCorruptError,
+    ObjectMissingError,
     RemoteStorageError,
 )
 from zufluss.remote.files import RemoteFile
@@ -46,6 +47,8 @@ from zufluss.remote.placement import Policy, Spread, StoredRoundRobin
 from zufluss.remote.stores import store_properties
 from zufluss.remote.uri import FILE, parse_location
 from zufluss.tasks import together
+
+T = TypeVar("T")
 
 log = structlog.get_logger("zufluss.remote")
 
@@ -341,11 +344,22 @@ class RemoteStorage:
 
     # -- Reads and deletes --------------------------------------------------------------------
 
+    async def sure(self, location_id: int, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what `read` returns; `ObjectMissingError` only from a location that is there.
+
+        A directory whose file system was unmounted has nothing, and what it had is not lost.
+        """
+        try:
+            return await read()
+        except ObjectMissingError:
+            await self.ensure_marked(location_id)
+            return await read()
+
     async def read(self, file: RemoteFile, *, limit: int) -> bytes:
         """Return the checked bytes of a file of at most `limit` bytes."""
         objects = self.objects(file.location_id)
         with self._healths.observed(file.location_id):
-            data = await objects.get(file.path, limit=limit)
+            data = await self.sure(file.location_id, lambda: objects.get(file.path, limit=limit))
         self._check(file, len(data), await checksum(data))
         return data
 
@@ -353,7 +367,7 @@ class RemoteStorage:
         """Return the bytes of an object whose checksum is unknown."""
         objects = self.objects(location_id)
         with self._healths.observed(location_id):
-            return await objects.get(path, limit=limit)
+            return await self.sure(location_id, lambda: objects.get(path, limit=limit))
 
     async def download(self, file: RemoteFile, target: Path) -> None:
         """Download a file to `target`, whole and checked, or not at all."""
@@ -361,7 +375,9 @@ class RemoteStorage:
         objects = self.objects(file.location_id)
         try:
             with self._healths.observed(file.location_id):
-                size, checksum = await objects.get_file(file.path, partial)
+                size, checksum = await self.sure(
+                    file.location_id, lambda: objects.get_file(file.path, partial)
+                )
             self._check(file, size, checksum)
             partial.replace(target)
         finally:

@@ -15,6 +15,7 @@ from tests.tablet.support import TABLE, Connection, Tablet, batch
 from zufluss.cluster.wal import Takeover, WalSession
 from zufluss.errors import ErrorCode, NetworkError
 from zufluss.log.log import Log
+from zufluss.log.shared.objects import ObjectLog
 from zufluss.model.table import TableBucket
 from zufluss.record.header import build_batch
 from zufluss.remote.marked import MarkedObjects
@@ -216,6 +217,35 @@ async def test_a_damaged_object_refuses_the_buckets_in_it_and_no_others(tmp_path
     assert "offsets from 0 on" in problem.message
     assert log_of(tablet, 1).high_watermark == 3
     await written(tablet, 1)
+    await tablet.server.close()
+
+
+async def test_a_directory_that_is_not_mounted_while_a_bucket_is_taken_over_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its objects are missing then, but they are not lost."""
+    monkeypatch.setattr("zufluss.tablet.reopen.FIRST_SECONDS", 0.01)
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    await written(tablet, 0, 1)
+    await killed(tablet)
+    away, get = tmp_path / "away", ObjectLog.read
+
+    def unmounted(self: ObjectLog, *what: Any) -> Any:
+        if not away.exists():
+            cluster.location.rename(away)
+            cluster.location.mkdir()
+        return get(self, *what)
+
+    monkeypatch.setattr(ObjectLog, "read", unmounted)
+    tablet = await cluster.start("two")
+    problem = tablet.server.buckets.why_not(TABLE, None, 0)
+    assert "recovering since" in problem.message
+    shutil.rmtree(cluster.location)
+    away.rename(cluster.location)
+    monkeypatch.undo()
+    await until(lambda: len(tablet.server.buckets.by_log) == 2)
+    assert [log_of(tablet, i).high_watermark for i in (0, 1)] == [3, 3]
     await tablet.server.close()
 
 
