@@ -124,3 +124,20 @@ async def test_what_was_trimmed_while_it_was_read_is_not_lost() -> None:
         await scene.tail(FAST, 8, floor=0, start=0)
     assert await scene.tail(FAST, 8, floor=4, start=12) == 24
     await scene.written.writer.stop()
+
+
+async def test_what_was_trimmed_is_not_kept_for_buckets_that_fail_again_and_again() -> None:
+    scene = Scene()
+    await scene.write()
+    await scene.tail(FAST, 8)
+    for floor in range(1, 20):
+        await scene.write(1)
+        scene.now += KEEP_SECONDS / 2
+        scene.sources.drop_unused()
+        start = 3 * floor
+        assert await scene.tail(FAST, 8 + floor, floor, start) == 3 * (8 + floor)
+        (copy,) = scene.sources._copies.values()
+        kept = {number for objects in copy._objects.values() for number, _ in objects}
+        assert kept == set(range(floor, 8 + floor))
+    assert scene.log.numbers == [*range(27)], "and nothing is read twice"
+    await scene.written.writer.stop()

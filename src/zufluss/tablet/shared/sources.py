@@ -2,7 +2,8 @@
 
 A session is read once, whatever the number of its buckets, and kept in memory for as long as
 buckets ask for it: it has at most what its server was allowed to retain (`zufluss.wal.retained`)
-and what it had not made durable yet. A copy that nobody asked for lately is dropped.
+and what it had not made durable yet. A copy that nobody asked for lately is dropped. Of the live
+session of this server, whose buckets may fail again and again, it drops what was trimmed since.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _Copy:
     """What was read of a session so far, by bucket."""
 
     def __init__(self, floor: int) -> None:
+        self._floor = floor
         self.next = floor
         """The number that is to be read next."""
         self.lock = asyncio.Lock()
@@ -57,6 +59,18 @@ class _Copy:
             return
         for entry in read.entries:
             self._objects[entry.bucket].append((number, read.only(entry)))
+
+    def drop_below(self, floor: int) -> None:
+        """Drop what the session does not have any more."""
+        if floor <= self._floor:
+            return
+        self._floor = floor
+        self.next = max(self.next, floor)
+        self._lost = [each for each in self._lost if each[0] >= floor]
+        for bucket, objects in tuple(self._objects.items()):
+            self._objects[bucket] = [each for each in objects if each[0] >= floor]
+            if not self._objects[bucket]:
+                del self._objects[bucket]
 
     def of(self, bucket: TableBucket, floor: int) -> list[WalObject | LostObject]:
         """The objects that have the bucket or may have had it, in order."""
@@ -106,11 +120,11 @@ class Sources:
 
     async def _read_on(self, copy: _Copy, source: WalSource) -> None:
         """Read what was not read yet; the session of this server grows between two calls."""
+        copy.drop_below(source.floor)
         if copy.next >= source.end:
             return
         session = Session(self._cluster_id, source.session.server_id, source.session.server_epoch)
         shared = self._shared_log(source.session.location_id)
-        copy.next = max(copy.next, source.floor)  # trimmed meanwhile
         async with aclosing(shared.read(session, copy.next, source.end)) as objects:
             async for read in objects:
                 copy.add(read)
