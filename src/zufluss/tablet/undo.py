@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -104,6 +104,8 @@ class Undo:
         """Number of keys changed so far."""
         self.ended = threading.Event()
         """Set when the thread of the undo shall end."""
+        self.writing: asyncio.Task[Any] | None = None
+        """Writes a step, for which the thread may wait; None while nothing is written."""
         self.task: asyncio.Task[None]
 
     @property
@@ -327,6 +329,8 @@ class UndoHandler:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             undo.ended.set()
+            if undo.writing is not None:  # it may not become durable for long
+                undo.writing.cancel()
             await asyncio.wait({work})
             log.info("undo_broken_off", reason=str(work.exception()))
             raise
@@ -350,7 +354,16 @@ class UndoHandler:
 
     async def _write(self, undo: Undo, step: UndoStep | None, position: int) -> None:
         """Write a step, in parts if it is too large, and wait until it is durable."""
-        parts = [] if step is None else [step]
+        if undo.ended.is_set():
+            raise LogStorageError("the undo is not needed any more")
+        undo.writing = asyncio.current_task()
+        try:
+            await self._write_parts(undo, [] if step is None else [step])
+        finally:
+            undo.writing = None
+        undo.position = max(undo.position, position)
+
+    async def _write_parts(self, undo: Undo, parts: list[UndoStep]) -> None:
         while parts:
             part = parts.pop()
             try:
@@ -361,7 +374,6 @@ class UndoHandler:
             except StepTooLargeError:
                 count = part.rows.num_rows
                 parts += [part.part(count // 2, count), part.part(0, count // 2)]
-        undo.position = max(undo.position, position)
 
     async def _write_part(self, undo: Undo, step: UndoStep) -> None:
         write = UndoWrite(self._loop)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,13 @@ from tests.tablet.shared.cluster import SharedCluster, killed, until
 from tests.tablet.shared.test_damage import damage
 from tests.tablet.shared.test_takeover import rows_of
 from tests.tablet.support import TABLE, Connection, Tablet
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.producers import ProducerEntry, TableProducers
-from zufluss.errors import ErrorCode, NotLeaderError
+from zufluss.errors import ErrorCode, NotLeaderError, UnknownTableOrBucketError
 from zufluss.model.producer import ProducerWriter
 from zufluss.model.schema import Schema
 from zufluss.net.services import RequestContext
+from zufluss.remote.marked import MarkedObjects
 from zufluss.wire import messages as m
 from zufluss.wire.codec import decode
 
@@ -236,6 +239,35 @@ async def test_an_undo_is_not_done_by_a_former_leader(tmp_path: Path) -> None:
     with pytest.raises(NotLeaderError, match="over"):
         await tablet.server.undos.undo_producer(request, CONTEXT)
     await killed(tablet)
+
+
+async def test_a_server_stops_in_the_middle_of_an_undo_while_its_location_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SharedCluster(tmp_path, schema=SCHEMA)
+    tablet = await cluster.start("one")
+    assert await put(tablet, (1, 1, "one")) == 0
+    start = tablet.server.buckets.replica(TABLE, None, 0).log.high_watermark
+    await _producer(tablet, epoch=0)
+    writer = ProducerWriter(NUMBER, 0, 0).writer_id
+    assert await put(tablet, (1, 50, None), targets=OWN, writer_id=writer, sequence=0) == 0
+    await _producer(tablet, epoch=1)
+    created = asyncio.Event()
+
+    async def away(self: MarkedObjects, *what: Any) -> None:
+        created.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(MarkedObjects, "create", away)
+    request = m.UndoProducerRequest(
+        table_id=TABLE, bucket_id=0, producer_number=NUMBER, epoch=1, from_offset=start
+    )
+    undoing = asyncio.create_task(tablet.server.undos.undo_producer(request, CONTEXT))
+    await created.wait()
+    async with asyncio.timeout(WAIT_SECONDS):
+        await tablet.server.close()
+    with pytest.raises(UnknownTableOrBucketError):
+        await undoing
 
 
 async def _producer(tablet: Tablet, epoch: int) -> None:
