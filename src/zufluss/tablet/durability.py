@@ -88,6 +88,8 @@ class Durability:
         """Commit what was appended: at the end of a turn, and now and then in case that failed."""
         self._commit_scheduled = False
         self.logs.schedule()
+        if self.shared is not None:
+            self.shared.go_on()
 
     def written(self, ends: list[tuple[TableBucket, int]]) -> None:
         """The shared log has these buckets up to these offsets."""

@@ -30,7 +30,7 @@ from tests.counts import rounds
 from tests.log.shared.network import Network, Request
 from tests.log.shared.virtual import VirtualLoop
 from zufluss.log.shared import ending
-from zufluss.log.shared.api import Session, SessionFencedError, WrittenObject
+from zufluss.log.shared.api import Session, SessionFencedError
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.store import WalSettings
 from zufluss.log.shared.tails import SessionTails
@@ -440,10 +440,10 @@ def test_nothing_acknowledged_is_lost_whatever_happens() -> None:
 def _acknowledge_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ObjectWriter._sent
 
-    def sent(self: ObjectWriter, written: WrittenObject, done: asyncio.Task[bool]) -> None:
-        if self._error is None and not done.cancelled() and done.result():
-            self._on_durable(written.ends)
-        real(self, written, done)
+    def sent(self: ObjectWriter, sent: Any) -> None:
+        if self._error is None and not sent.task.cancelled() and sent.task.result():
+            self._on_durable(sent.written.ends)
+        real(self, sent)
 
     monkeypatch.setattr(ObjectWriter, "_sent", sent)
 

@@ -27,8 +27,8 @@ from zufluss.model.table import TableBucket
 from zufluss.remote.wal import EntryKind, WalName, WalObject
 
 OnDurable = Callable[[list[tuple[TableBucket, int]]], None]
-"""Is told in the order of the appends which buckets are durable up to which offset; must not raise.
-"""
+"""Is told in the order of the appends which buckets are durable up to which offset. If it raises,
+because memory ran out, it is told again."""
 
 
 class Session(NamedTuple):
@@ -145,6 +145,9 @@ class SessionWriter(Protocol):
     @property
     def full(self) -> bool:
         """So much waits that nothing more should be appended before there is `room`."""
+
+    def go_on(self) -> None:
+        """Do what a lack of memory has interrupted; called periodically."""
 
     async def room(self) -> None:
         """Wait until the session should take entries, or is fenced."""

@@ -69,26 +69,37 @@ class Gathering:
         batches: bytes | memoryview,
         kind: EntryKind,
     ) -> None:
-        """Take an entry, a copy unless it is `bytes`.
+        """Take an entry, a copy unless it is `bytes`; after an exception nothing was taken.
 
         Raises ValueError if it does not follow the one before.
         """
         self._check(bucket, leader_epoch, first_offset, end_offset, len(batches), kind)
         copied = bytes(batches)
+        pieces = [copied] if copied else []
         current = self._current(bucket if kind is EntryKind.CARRY else None)
         key = bucket, leader_epoch, kind
-        entry = current.entries.get(key)
-        if entry is None:
-            entry = current.entries[key] = _OpenEntry(first_offset, end_offset)
-            current.buckets.add(bucket)
-        if copied:
-            entry.pieces.append(copied)
-        entry.end_offset = end_offset
-        entry.length += len(copied)
-        entry.crc = crc32c(copied, entry.crc)
-        current.length += len(copied)
-        self.length += len(copied)
+        known, entry = self._ends.get(bucket), current.entries.get(key)
+        crc = crc32c(copied, 0 if entry is None else entry.crc)
+        length = len(copied) + (0 if entry is None else entry.length)
+        sizes = current.length + len(copied), self.length + len(copied)
         self._ends[bucket] = leader_epoch, end_offset, kind is EntryKind.RELEASE
+        try:
+            if entry is None:
+                entry = _OpenEntry(first_offset, end_offset, pieces, length, crc)
+                current.buckets.add(bucket)
+                current.entries[key] = entry
+                if not self._objects or self._objects[-1] is not current:
+                    self._objects.append(current)
+            else:
+                entry.pieces.extend(pieces)
+                entry.end_offset, entry.length, entry.crc = end_offset, length, crc
+        except BaseException:  # half of it would be damaged, and without it there would be a gap
+            if known is None:
+                del self._ends[bucket]
+            else:
+                self._ends[bucket] = known
+            raise
+        current.length, self.length = sizes
 
     def _check(
         self,
@@ -115,14 +126,14 @@ class Gathering:
             raise ValueError(f"an entry of {bucket} of kind {kind.name} does not follow: {problem}")
 
     def _current(self, without: TableBucket | None) -> _OpenObject:
-        """Return the object that takes entries; it has none of the bucket `without`."""
+        """Return the object that takes entries, perhaps a new one; it has none of `without`."""
         objects = self._objects
         if (
             not objects
             or objects[-1].length >= self._object_bytes
             or (without is not None and without in objects[-1].buckets)
         ):
-            objects.append(_OpenObject())
+            return _OpenObject()
         return objects[-1]
 
     @property

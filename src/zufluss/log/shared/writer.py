@@ -15,6 +15,9 @@ first 96 bytes of the object are compared with ours, which have a random nonce.
 
 Unsent bytes are bounded by those who append: when `full`, a server takes no more rows.
 
+Memory may run out at any line. What was begun then is done by `go_on`, which is called each second:
+an object has its number only when it is sent, and is acknowledged only when it is noted.
+
 Belongs to the event loop.
 """
 
@@ -24,7 +27,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -67,6 +70,25 @@ MEMORY_SECONDS: Final = 0.1
 _logger = structlog.get_logger(__name__)
 
 
+class _UnderWay(NamedTuple):
+    """An object that was sent."""
+
+    task: asyncio.Task[bool]
+    """Ends with whether it is ours."""
+    began: float
+    """When it was started."""
+    data: list[bytes]
+    """Its bytes."""
+    written: WrittenObject
+    """What is in it."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether its task ended without an outcome: for lack of memory, say, for a timer."""
+        task = self.task
+        return task.done() and not task.cancelled() and task.exception() is not None
+
+
 class ObjectWriter:
     """A session over a store of objects; a `SessionWriter`."""
 
@@ -100,9 +122,8 @@ class ObjectWriter:
         self.written: deque[WrittenObject] = deque()
         """The durable objects that were not trimmed, in order."""
         self.counts = SessionCounts()
-        self._under_way: dict[int, asyncio.Task[bool]] = {}
-        self._began: dict[int, float] = {}
-        """When the objects that are under way were started, in order."""
+        self._under_way: dict[int, _UnderWay] = {}
+        """Objects whose outcome is not known yet, in order."""
         self._failure = ""
         """Why the last request failed; empty after one that succeeded."""
         self._timer: asyncio.TimerHandle | None = None
@@ -121,8 +142,8 @@ class ObjectWriter:
     @property
     def waiting(self) -> Waiting:
         """What is not durable yet."""
-        oldest = next(iter(self._began.values()), None)
-        seconds = 0.0 if oldest is None else self._clock() - oldest
+        oldest = next(iter(self._under_way.values()), None)
+        seconds = 0.0 if oldest is None else self._clock() - oldest.began
         return Waiting(self._gathering.length, seconds, self._failure)
 
     @property
@@ -146,12 +167,23 @@ class ObjectWriter:
             raise ValueError(f"{self!r} was closed")
         self._gathering.add(bucket, leader_epoch, first_offset, end_offset, batches, kind)
         if not self._scheduled:
-            self._scheduled = True
             self._loop.call_soon(self._start)
+            self._scheduled = True
 
     def end_offset(self, bucket: TableBucket) -> int | None:
         """The end of what was appended of a bucket, durable or not; None if nothing was."""
         return self._gathering.end_offset(bucket)
+
+    def go_on(self) -> None:
+        """Do what a lack of memory has interrupted; called periodically."""
+        for sent in [*self._under_way.values()]:
+            if sent.failed:
+                self._send(sent.data, sent.written)
+            elif sent.task.done():
+                self._sent(sent)
+        self._acknowledge()
+        self._changed.set()
+        self._start()
 
     async def room(self) -> None:
         """Wait until the session should take entries, or is fenced."""
@@ -194,7 +226,7 @@ class ObjectWriter:
     async def stop(self) -> None:
         """Give up: what is not durable yet may become durable or not."""
         self._closing = self._stopped = True
-        tasks = list(self._under_way.values())
+        tasks = [under_way.task for under_way in self._under_way.values()]
         self._cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -228,18 +260,18 @@ class ObjectWriter:
 
     def _start_object(self) -> bool:
         """Give the oldest object its number and send it; False if there is no memory for it."""
-        entries = self._gathering.oldest()
-        header = self._header(WalKind.DATA)
         try:
+            entries = self._gathering.oldest()
+            header = self._header(WalKind.DATA)
             data = encode_pieces(header, entries)
+            ends = [(entry.bucket, entry.end_offset) for entry in entries]
+            length = sum(entry.length for entry in entries)
+            self._send(data, WrittenObject(header.number, length, ends, header.number))
         except MemoryError:
-            _logger.warning("wal_object_postponed", number=header.number, reason="no memory")
+            _logger.warning("wal_object_postponed", number=self._next, reason="no memory")
             return False
-        self._gathering.drop_oldest()
+        self._gathering.drop_oldest()  # if not, it is sent twice: readers skip what they have
         self._pace.started()
-        ends = [(entry.bucket, entry.end_offset) for entry in entries]
-        length = sum(entry.length for entry in entries)
-        self._send(data, WrittenObject(header.number, length, ends, header.number))
         self._changed.set()
         return True
 
@@ -247,14 +279,21 @@ class ObjectWriter:
         return WalHeader(kind, *self._session, self._next, self._nonce(), self._durable)
 
     def _send(self, data: list[bytes], written: WrittenObject) -> None:
-        number = written.number
-        self._next = number + 1
-        task = self._loop.create_task(
-            self._created(WalName(self._session.server_epoch, number), data)
-        )
-        self._under_way[number] = task
-        self._began[number] = self._clock()
-        task.add_done_callback(lambda done: self._sent(written, done))
+        number, behind = written.number, written.number + 1
+        name, began = WalName(self._session.server_epoch, number), self._clock()
+        former = self._under_way.get(number)
+        task = self._loop.create_task(self._created(name, data))
+        try:
+            sent = self._under_way[number] = _UnderWay(task, began, data, written)
+            task.add_done_callback(lambda _: self._sent(sent))
+        except BaseException:
+            task.cancel()  # it has not begun
+            if former is not None:
+                self._under_way[number] = former
+            else:
+                self._under_way.pop(number, None)
+            raise
+        self._next = max(self._next, behind)
 
     # Puts
 
@@ -325,27 +364,43 @@ class ObjectWriter:
             return False
         return head == header
 
-    def _sent(self, sent: WrittenObject, done: asyncio.Task[bool]) -> None:
+    def _sent(self, sent: _UnderWay) -> None:
         """Take the outcome of an object; acknowledge those that are ours without a gap."""
-        del self._under_way[sent.number], self._began[sent.number]
-        if self._error is not None or done.cancelled():
+        number = sent.written.number
+        if self._under_way.get(number) is not sent:
+            return  # it was taken already
+        if self._error is not None or sent.task.cancelled():
+            del self._under_way[number]
             return
-        if not done.result():
-            self._fence(sent.number)
+        if sent.failed:
+            _logger.warning(
+                "wal_put_interrupted", path=WalName(self._session.server_epoch, number).path
+            )
+            return  # `go_on` sends it again
+        if not sent.task.result():
+            self._fence(number)
             return
-        self._own[sent.number] = sent
-        while self._durable in self._own:
-            durable = self._own.pop(self._durable)
-            self._durable += 1
-            if durable.ends:
-                self.written.append(durable)
-                self.counts.objects += 1
-                self.counts.bytes += durable.length
-                if len(self.written) > WRITTEN_MAX:
-                    self.written = _in_pairs(self.written)
-                self._on_durable(durable.ends)
+        self._own[number] = sent.written
+        del self._under_way[number]
+        self._acknowledge()
         self._changed.set()
         self._start()
+
+    def _acknowledge(self) -> None:
+        """Acknowledge the objects that are ours without a gap."""
+        while (durable := self._own.get(self._durable)) is not None:
+            behind, noted = self._durable + 1, self.written
+            if durable.ends:
+                # Noted first: what is not would be trimmed without being carried.
+                if not noted or noted[-1].number < durable.number:
+                    noted.append(durable)
+                self._on_durable(durable.ends)
+                self.counts.objects += 1
+                self.counts.bytes += durable.length
+            del self._own[self._durable]
+            self._durable = behind
+        if len(self.written) > WRITTEN_MAX:
+            self.written = _in_pairs(self.written)
 
     # The end
 
@@ -366,8 +421,8 @@ class ObjectWriter:
             self._timer = None
         self._gathering.clear()
         self._own.clear()
-        for task in self._under_way.values():
-            task.cancel()
+        for under_way in self._under_way.values():
+            under_way.task.cancel()
         self._changed.set()
 
     def __repr__(self) -> str:

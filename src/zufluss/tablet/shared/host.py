@@ -144,6 +144,11 @@ class SharedHost:
         finally:
             await self.end()
 
+    def go_on(self) -> None:
+        """Do what a lack of memory has interrupted; called each second."""
+        if self.live is not None:
+            self.live.writer.go_on()
+
     async def tail(self, source: WalSource, bucket: TableBucket, start: int) -> Tail:
         """What a session has of a bucket from an offset on; `LostOffsetsError` if some is lost."""
         if self._sources is None:
