@@ -329,9 +329,14 @@ class LogManager:
         self._distrusted.add(bucket)
 
     def _discard(self, directory: Path) -> None:
-        """Delete the files of a log that is not open; for any thread."""
+        """Delete the files of a log that is not open, and what an earlier try left of it.
+
+        For any thread.
+        """
+        deleted = directory.with_name(directory.name + DELETED_SUFFIX)
+        if deleted.is_dir():
+            remove_deleted(self._files, deleted)
         if directory.is_dir():
-            deleted = directory.with_name(directory.name + DELETED_SUFFIX)
             self._files.rename(directory, deleted)
             remove_deleted(self._files, deleted)
 

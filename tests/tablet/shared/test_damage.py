@@ -10,6 +10,7 @@ from tests.tablet.shared.cluster import SharedCluster, killed, until, written
 from tests.tablet.shared.test_takeover import log_of, rows_of
 from tests.tablet.support import TABLE
 from zufluss.errors import CorruptRecordError
+from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.tablet.shared.copy import SharedCopy
 
 
@@ -60,6 +61,26 @@ async def test_a_cache_is_discarded_once_and_no_more(
     assert tries[0] == 2 * 3, "as it is, without the log, without the state"
     assert tablet.server.assignments.retries.waiting == 0
     await killed(tablet)
+
+
+async def test_a_cache_is_discarded_although_an_earlier_try_left_something_of_it(
+    tmp_path: Path,
+) -> None:
+    """A full disk, or a lack of descriptors, may have ended that try half-way."""
+    cluster = SharedCluster(tmp_path)
+    tablet = await cluster.start("one")
+    await written(tablet, 0)
+    replica, before = tablet.server.buckets.replica(TABLE, None, 0), rows_of(tablet)
+    left = replica.log.directory.with_name(replica.log.directory.name + DELETED_SUFFIX)
+    left.mkdir()
+    (left / f"{7:020d}.log").touch()
+    tablet.server.logs.distrust(replica.bucket)
+    replica.fail("the test says so")
+    await until(lambda: tablet.server.buckets.find(*replica.bucket) not in (None, replica))
+    assert rows_of(tablet) == before
+    assert not left.exists()
+    await written(tablet, 0)
+    await tablet.server.close()
 
 
 async def test_a_log_that_is_distrusted_is_discarded_when_its_bucket_opens_again(
