@@ -108,7 +108,11 @@ class Assignments:
             for assignment in assignments:
                 await open_one(assignment)
         else:
-            await asyncio.gather(*map(open_one, assignments))
+            opening = map(open_one, assignments)
+            outcomes = await asyncio.gather(*opening, return_exceptions=True)
+            for outcome in outcomes:  # only now: the next registration opens the same files
+                if isinstance(outcome, BaseException):
+                    raise outcome
 
     def take_over(self, assignments: Sequence[ReplicaAssignment]) -> None:
         """Open buckets in the background whose ends former leaders left in the shared log.

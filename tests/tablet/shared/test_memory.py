@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from tests.tablet.shared.cluster import SharedCluster, killed, until, written
 from tests.tablet.shared.test_takeover import log_of, rows_of
-from tests.tablet.support import Tablet
+from tests.tablet.support import TABLE, Tablet
+from zufluss.log.manager import LogManager
 from zufluss.log.shared.writer import ObjectWriter
+from zufluss.model.table import TableBucket
+from zufluss.tablet.reopen import Reopener
 from zufluss.tablet.shared import session as session_module
 
 
@@ -63,3 +67,37 @@ async def test_a_tail_that_was_carried_half_way_is_completed(
     rows, tablet = await taken_over_twice(tmp_path, monkeypatch, 3, 5)
     assert rows_of(tablet) == rows
     await tablet.server.close()
+
+
+async def test_a_registration_that_fails_leaves_no_bucket_half_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next registration opens the same files, and two at once would destroy them."""
+    cluster = SharedCluster(tmp_path)
+    opened, gate, end = LogManager.open_shared, asyncio.Event(), Reopener.end
+    under_way = [0]
+
+    async def slow(self: LogManager, *what: Any, **more: Any) -> Any:
+        under_way[0] += 1
+        await gate.wait()
+        under_way[0] -= 1
+        return await opened(self, *what, **more)
+
+    async def short(self: Reopener, buckets: Any) -> None:
+        if TableBucket(TABLE, None, 0) in buckets:
+            raise MemoryError
+        await end(self, buckets)
+
+    monkeypatch.setattr(LogManager, "open_shared", slow)
+    monkeypatch.setattr(Reopener, "end", short)
+    starting = asyncio.create_task(cluster.start("one"))
+    await until(lambda: under_way[0] == 1)
+    for _ in range(100):
+        await asyncio.sleep(0)  # the other bucket fails meanwhile
+    assert not starting.done()
+    gate.set()
+    with pytest.raises(MemoryError):
+        await starting
+    assert under_way == [0]
+    assert cluster.tablet is not None
+    await cluster.tablet.server.close()
