@@ -193,7 +193,12 @@ class Trimmer:
         served = {b: replica for b, replica in plan.served.items() if plan.first[b] < plan.floor}
         share = self.retained // (CARRIED_SHARE * max(1, len(served)))
         limit = max(CARRIED_BYTES_MIN, min(CARRIED_BYTES_MAX, share))
-        tails = {bucket: _tail(replica) for bucket, replica in served.items()}
+        tails = dict[TableBucket, LogTail]()
+        async for bucket, replica in paced(served.items()):
+            if self._buckets.serves(replica):
+                tails[bucket] = _tail(replica)
+            else:
+                plan.hold(bucket, "it was closed while it was trimmed")
         long = [bucket for bucket, tail in tails.items() if tail.length > limit]
         await asyncio.gather(*(self._upload(session, served[bucket]) for bucket in long))
         for bucket in long:
