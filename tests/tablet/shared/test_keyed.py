@@ -241,6 +241,24 @@ async def test_an_undo_is_not_done_by_a_former_leader(tmp_path: Path) -> None:
     await killed(tablet)
 
 
+async def test_a_snapshot_is_not_taken_by_a_former_leader(tmp_path: Path) -> None:
+    """It would name the end of its own log, and whoever reads it would miss later rows."""
+    cluster = SharedCluster(tmp_path, schema=SCHEMA)
+    tablet = await cluster.start("one")
+    assert await put(tablet, (1, 1, "a")) == 0
+    request = m.TakeKvSnapshotRequest(table_id=TABLE, bucket_id=0)
+    service = tablet.server._snapshot_service
+    while not (answer := await service.take_kv_snapshot(request, CONTEXT)).finished:
+        pass
+    assert answer.log_offset == 1
+    assert tablet.server.shared is not None
+    tablet.server.shared.lease.seconds = -1
+    tablet.server.shared.lease._confirmed = 0
+    with pytest.raises(NotLeaderError, match="no word from the coordinator"):
+        await service.take_kv_snapshot(request, CONTEXT)
+    await tablet.server.close()
+
+
 async def test_a_server_stops_in_the_middle_of_an_undo_while_its_location_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

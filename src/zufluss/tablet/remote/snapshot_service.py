@@ -39,6 +39,7 @@ class SnapshotService:
         self, request: m.TakeKvSnapshotRequest, context: RequestContext
     ) -> m.TakeKvSnapshotResponse:
         """TAKE_KV_SNAPSHOT (30016): raises why the snapshot could not be taken."""
+        self._buckets.check_present()  # the answer says that no row below the offset is missing
         replica = self._buckets.kv_replica(
             request.table_id, partition_id_of(request), request.bucket_id
         )

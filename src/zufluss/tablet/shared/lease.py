@@ -3,9 +3,9 @@
 A server that was paused does not know that another one leads its buckets by now. It cannot
 acknowledge anything, since its session was sealed, and what it reads from its logs is true, if old.
 But a lookup of an old row would be wrong: the new leader may have acknowledged another one. So a
-server answers lookups, scans and LIST_OFFSETS only for as long as its registration was confirmed,
-and a new leader of a primary-key bucket acknowledges nothing before that time is over for the
-former one (`ReplicaAssignment.lease_ms`).
+server answers lookups, scans, LIST_OFFSETS and TAKE_KV_SNAPSHOT only for as long as its
+registration was confirmed, and a new leader of a primary-key bucket acknowledges nothing before
+that time is over for the former one (`ReplicaAssignment.lease_ms`).
 
 Of a log table nobody waits for that time. What a former leader says of its end is old then, but
 true: the new leader has these rows at these offsets, and more behind them. That is what a reader
