@@ -135,6 +135,8 @@ class Registrations:
         """When the last check ended."""
         self._task: asyncio.Task[None] | None = None
         self._watches: set[asyncio.Task[None]] = set()
+        self._leaving: dict[int, asyncio.Task[None]] = {}
+        """Servers that are about to be removed from the image."""
         self._moving: tuple[int, float] | None = None
         """The server that was told to begin a session in another location, and when."""
 
@@ -147,8 +149,8 @@ class Registrations:
     async def stop(self) -> None:
         """End every registration; requests under way to the servers fail."""
         await end(self._task)
-        for watch in tuple(self._watches):
-            await end(watch)
+        for task in (*self._watches, *self._leaving.values()):
+            await end(task)
         for session in self._sessions.values():
             session.tablet.end()
 
@@ -292,17 +294,27 @@ class Registrations:
             log.warning("coordinator_held_up", seconds=round(late, 1))
             for session in self._sessions.values():
                 session.seen = min(now, session.seen + late)
-        await self.expire()
+        self._expire()
         self._checked = self._clock()
 
     async def expire(self) -> None:
-        """Give up the servers that have been silent for too long."""
+        """Give up the servers that have been silent for too long, and wait until they have left."""
+        self._expire()
+        await asyncio.gather(*self._leaving.values())
+
+    def _expire(self) -> None:
+        """Begin to give up the servers that have been silent for too long.
+
+        That is not waited for: a change of the catalog that waits for one of several lost servers
+        would hide that the others are lost, too.
+        """
         for server_id, session in tuple(self._sessions.items()):
             silent = self._clock() - session.seen
             if silent > self._session_seconds:
-                await self._give_up(server_id, session)
+                self._give_up(server_id, session)
             elif self._wal is not None and silent > SUSPECT_LEASES * self._wal.lease_seconds:
                 self._watch(server_id, session)
+        self._take_leave()
 
     @property
     def _session_seconds(self) -> float:
@@ -325,7 +337,8 @@ class Registrations:
                 if not await self._refuses(session.node):
                     return
                 await pause(REFUSAL_SECONDS)
-            await self._give_up(server_id, session)
+            self._give_up(server_id, session)
+            self._take_leave()
         except Exception as problem:
             log_failure("tablet_not_watched", problem)
         finally:
@@ -377,8 +390,8 @@ class Registrations:
         await self._catalog.tell(changes)
         return session, self._wal.assignments(server_id)
 
-    async def _give_up(self, server_id: int, session: TabletSession) -> None:
-        """Remove a server, unless it has registered again."""
+    def _give_up(self, server_id: int, session: TabletSession) -> None:
+        """End the registration of a server, unless it has registered again."""
         if self._sessions.get(server_id) is not session:
             return
         silent = self._clock() - session.seen
@@ -391,10 +404,24 @@ class Registrations:
         self._locations.remove_reports(server_id)
         if self._wal is not None:
             self._wal.confirmed(session.tablet.server_epoch, session.seen)
-        await self._catalog.exclusive(partial(self._leave, server_id))
+
+    def _take_leave(self) -> None:
+        """Begin to remove the servers from the image that are not registered any more.
+
+        Called with every check, so a removal that failed is tried again.
+        """
+        for server_id in self._image.tablets.keys() - self._sessions.keys() - self._leaving.keys():
+            work = self._catalog.exclusive(partial(self._leave, server_id))
+            self._leaving[server_id] = leaving = asyncio.create_task(work)
+            leaving.add_done_callback(partial(self._left, server_id))
+
+    def _left(self, server_id: int, leaving: asyncio.Task[None]) -> None:
+        del self._leaving[server_id]
+        if not leaving.cancelled() and isinstance(problem := leaving.exception(), Exception):
+            log_failure("tablet_not_removed", problem)
 
     async def _leave(self, server_id: int) -> None:
-        if server_id not in self._sessions:
+        if server_id in self._image.tablets and server_id not in self._sessions:
             await self._announce(server_id, ())
             self._on_leave()
 

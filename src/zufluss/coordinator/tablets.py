@@ -28,6 +28,10 @@ that is not its own (`tablet/link.py`).
 A call that does not reach a server is not repeated: the server learns everything when it registers
 again. Only calls about producers must reach all leaders of a table, or they fail.
 
+News of the catalog are waited for only a moment. A server that opens its buckets after it registered
+takes orders in their turn when it is done, and a machine that vanished answers nothing; neither
+holds up every change and every other registration.
+
 Offsets that a lake snapshot, a manifest or a key-value snapshot claims are checked in one place,
 `Tablets.unreached`: the leader is asked for its high watermark after the claim has arrived. The
 high watermark of a log never goes back, so a true claim is never refused because of an answer that
@@ -38,6 +42,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
@@ -58,7 +63,13 @@ from zufluss.cluster.replicas import (
     replica_to_proto,
     stop_to_proto,
 )
-from zufluss.errors import LeaderNotAvailableError, NetworkError, ZuflussError, error
+from zufluss.errors import (
+    LeaderNotAvailableError,
+    NetworkError,
+    ZuflussError,
+    error,
+    reason_of,
+)
 from zufluss.model.table import TableBucket
 from zufluss.pacing import paced
 from zufluss.wire import messages as m
@@ -77,6 +88,8 @@ BUCKETS_PER_REQUEST_MAX = 10_000
 """Buckets in one request to a tablet server; more are sent in several."""
 OFFSETS_AT_ONCE: Final = 4096
 """Offsets of producers that are encoded on the event loop; more are encoded in a thread."""
+TOLD_SECONDS: Final = 1.0
+"""How long a change of the catalog waits for servers to hear of it."""
 _NO_FOLLOWER: Final = -1
 _LATEST: Final = 1
 
@@ -87,6 +100,8 @@ class Tablets:
     def __init__(self) -> None:
         self._gateways: dict[int, TabletGateway] = {}
         self._silent: set[int] = set()
+        self._telling: dict[int, set[asyncio.Task[None]]] = {}
+        """News of the catalog that are under way to each server."""
 
     def attach(self, server_id: int, gateway: TabletGateway) -> None:
         """Send calls to a server from now on."""
@@ -110,11 +125,30 @@ class Tablets:
         self._gateways.pop(server_id, None)
 
     async def update_metadata(self, changes: Sequence[ImageChange]) -> None:
-        """Send changes to every server; a failure is logged."""
-        await self._best_effort(
-            "update_metadata",
-            {i: gateway.update_metadata(changes) for i, gateway in self._gateways.items()},
-        )
+        """Send changes to every server; a failure is logged.
+
+        Waits a moment until servers have them, but not for a server that is late with earlier ones.
+        """
+        late = {server_id for server_id, under_way in self._telling.items() if under_way}
+        prompt: list[asyncio.Task[None]] = []
+        for server_id, gateway in self._gateways.items():
+            telling = asyncio.ensure_future(gateway.update_metadata(changes))
+            self._telling.setdefault(server_id, set()).add(telling)
+            telling.add_done_callback(partial(self._told, server_id))
+            if server_id not in late:
+                prompt.append(telling)
+        done = (await asyncio.wait(prompt, timeout=TOLD_SECONDS))[0] if prompt else ()
+        for told in done:
+            problem = told.exception()
+            if problem is not None and not isinstance(problem, ZuflussError | OSError):
+                raise problem
+
+    def _told(self, server_id: int, telling: asyncio.Task[None]) -> None:
+        """Log why a server was not told."""
+        self._telling[server_id].discard(telling)
+        problem = None if telling.cancelled() else telling.exception()
+        if problem is not None:
+            _log_not_told("update_metadata", server_id, problem)
 
     async def start_replicas(
         self, replicas: Sequence[ReplicaAssignment], producers: Sequence[TableProducers] = ()
@@ -255,9 +289,13 @@ class Tablets:
         outcomes = await asyncio.gather(*calls.values(), return_exceptions=True)
         for server_id, outcome in zip(calls, outcomes, strict=True):
             if isinstance(outcome, ZuflussError | OSError):
-                log.warning("tablet_not_told", call=what, server_id=server_id, error=str(outcome))
+                _log_not_told(what, server_id, outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
+
+
+def _log_not_told(what: str, server_id: int, problem: BaseException) -> None:
+    log.warning("tablet_not_told", call=what, server_id=server_id, error=reason_of(problem))
 
 
 class RemoteTablet:
