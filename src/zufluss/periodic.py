@@ -51,13 +51,13 @@ async def repeat(
             if inspect.isawaitable(outcome):
                 await outcome
         except Exception as problem:
-            with suppress(MemoryError):  # the log line needs memory, too
-                log_failure(failed, problem)
+            log_failure(failed, problem)
 
 
 def log_failure(event: str, problem: Exception) -> None:
     """Log a failed round: one line for an error that is ours, a traceback for any other."""
-    if isinstance(problem, ZuflussError):
-        log.warning(event, error=str(problem))
-    else:
-        log.error(event, exc_info=problem)
+    with suppress(MemoryError):  # the log line needs memory, too
+        if isinstance(problem, ZuflussError):
+            log.warning(event, error=str(problem))
+        else:
+            log.error(event, exc_info=problem)

@@ -12,7 +12,12 @@ import pytest_asyncio
 
 from tests.coordinator.wal.world import SILENCE, Server, World, until
 from tests.waiting import WAIT_SECONDS
-from zufluss.errors import NetworkError
+from zufluss import periodic
+from zufluss.cluster.wal import WalSource
+from zufluss.coordinator.wal import takeover
+from zufluss.coordinator.wal.takeover import UNDELIVERED_SECONDS
+from zufluss.errors import LogStorageError, NetworkError
+from zufluss.meta.api import MetaStoreError
 from zufluss.model.table import DatabaseDescriptor, TableBucket
 from zufluss.wire.api import ApiKey
 
@@ -26,6 +31,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 def led(world: World, server: Server, buckets: list[TableBucket]) -> list[TableBucket]:
     return [b for b in buckets if world.state(b).leader == server.server_id]
+
+
+def ordered(world: World, bucket: TableBucket) -> bool:
+    """Whether the leader of a bucket has its order."""
+    state = world.state(bucket)
+    order = world.servers[f"host-{state.leader}"].tablet.buckets.get(bucket)
+    return order is not None and order.leader_epoch == state.leader_epoch
 
 
 def mute(server: Server) -> None:
@@ -121,4 +133,114 @@ async def test_a_lost_server_whose_removal_failed_is_removed_by_the_next_check(
         with pytest.raises(MemoryError):
             await world.silent(lost)
     await registrations.check()
+    await until(lambda: led(world, two, buckets) == buckets)
+
+
+# Orders
+
+
+async def test_leaders_are_told_although_the_store_takes_only_some_of_the_changes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the coordinator is full in between."""
+    monkeypatch.setattr(takeover, "HOLDERS_AT_ONCE", 1)
+    lost, two = await world.server(1), await world.server(2)
+    tables = [await world.create_table(f"t{i}", buckets=2) for i in range(3)]
+    ledger = world.coordinator.catalog.ledger
+    commit, puts = ledger.commit, 0
+
+    async def short_of_space(ops: Any) -> None:
+        nonlocal puts
+        puts += any(op.path.endswith("/buckets") for op in ops)
+        if puts == 2:
+            raise MetaStoreError("the disk is full")
+        await commit(ops)
+
+    monkeypatch.setattr(ledger, "commit", short_of_space)
+    await world.silent(lost)
+    theirs = [bucket for buckets in tables for bucket in buckets]
+    await until(lambda: led(world, two, theirs) == theirs)
+    async with asyncio.timeout(WAIT_SECONDS):
+        await until(lambda: all(ordered(world, bucket) for bucket in theirs))
+    for bucket in theirs:
+        leader = two.tablet.image.leader(bucket)
+        assert leader is not None
+        assert leader[0] == 2, "the others know it, too"
+
+
+async def test_a_server_that_came_and_went_during_its_own_take_over_is_sealed_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session that has its buckets by now goes on, so nobody could take them over from it."""
+    lost, two = await world.server(1), await world.server(2)
+    buckets = await world.create_table(buckets=2)
+    (bucket,) = led(world, lost, buckets)
+    keeper, sealed, go_on = world.wal, asyncio.Event(), asyncio.Event()
+    end_sessions = keeper.end_sessions
+
+    async def slow(sessions: Any) -> None:
+        await end_sessions(sessions)
+        if not sealed.is_set():
+            sealed.set()
+            await go_on.wait()
+
+    monkeypatch.setattr(keeper, "end_sessions", slow)
+    await world.silent(lost)
+    await sealed.wait()
+    await lost.link.join()
+    assert await lost.commit(bucket) == {bucket}
+    between = lost.session
+    await world.silent(lost)
+    go_on.set()
+    await until(lambda: world.state(bucket).leader == 2 and ordered(world, bucket))
+    assert two.tablet.buckets[bucket].source == WalSource(between, 0, 0)
+
+
+async def test_buckets_do_not_go_round_among_servers_that_take_no_orders(world: World) -> None:
+    """Each move is a transaction, and a leader epoch."""
+    lost, two, three = [await world.server(i) for i in (1, 2, 3)]
+    buckets = await world.create_table(buckets=3)
+    (bucket,) = led(world, lost, buckets)
+    for server in (two, three):
+        server.tablet.failure = LogStorageError("no order is taken here")
+    takes = [server.tablet for server in (two, three)]
+    await world.silent(lost)
+    await until(lambda: world.takeovers._failing)
+    for _ in range(2):  # each of them has failed for long once
+        before = world.state(bucket).leader_epoch
+        world.seconds.now += UNDELIVERED_SECONDS + 0.1
+        await until(lambda before=before: world.state(bucket).leader_epoch > before)
+        await until(lambda: not world.takeovers._sending)
+        await world.takeovers.look()
+        await until(lambda: not world.takeovers._sending)
+    epoch = world.state(bucket).leader_epoch
+    for _ in range(20):
+        await world.takeovers.look()
+        await until(lambda: not world.takeovers._sending)
+    assert world.state(bucket).leader_epoch == epoch
+    for tablet in takes:
+        tablet.failure = None
+    await until(lambda: ordered(world, bucket))
+
+
+async def test_buckets_are_taken_over_after_a_moment_without_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, two = await world.server(1), await world.server(2)
+    buckets = await world.create_table(buckets=2)
+    failed = asyncio.Event()
+
+    async def fail() -> None:
+        failed.set()
+        raise MemoryError
+
+    def log_in_vain(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.takeovers, "look", fail)
+        patched.setattr(periodic.log, "error", log_in_vain)
+        await world.silent(lost)
+        await failed.wait()
+        await asyncio.sleep(0)
     await until(lambda: led(world, two, buckets) == buckets)

@@ -13,6 +13,8 @@ stopped; servers that it has not seen yet have `RETURN_LEASES` to come back by t
 The new leaders read the session, continue it in their own, and commit that. With no other server
 there, the buckets wait for the first that registers.
 
+Lost servers are looked after side by side: the location of one may not answer for long.
+
 Orders are not sent in the turn of the catalog: a leader that hangs would hold up every change. So
 a bucket may be dropped, or given to another server, while its order is under way; then the leader
 is told to stop it.
@@ -24,21 +26,22 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import structlog
 
 from zufluss.cluster.examination import Finding, Severity
-from zufluss.cluster.image import BucketState
+from zufluss.cluster.image import BucketState, ClusterNode
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.cluster.wal import WalSession
-from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.catalog.catalog import HOLDERS_AT_ONCE, Catalog
 from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.wal.keeper import WalKeeper, led_by
 from zufluss.errors import reason_of
-from zufluss.model.table import TableBucket
+from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.periodic import log_failure, pause
 from zufluss.tasks import end
 
@@ -52,6 +55,8 @@ RETRY_SECONDS: Final = 1.0
 UNDELIVERED_SECONDS: Final = 30.0
 """A server that takes no orders for so long does not get the buckets. It is not given up for that:
 one that opens many buckets after its registration takes orders only when they are open."""
+
+_Bucket = tuple[PhysicalTablePath, TableBucket]
 
 
 class Takeovers:
@@ -84,6 +89,8 @@ class Takeovers:
         """Orders under way, by server."""
         self._failing: dict[int, float] = {}
         """Since when servers take no orders."""
+        self._taking_over: dict[int, asyncio.Task[None]] = {}
+        """Take-overs under way, by lost server: the location of one may not answer."""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -94,8 +101,8 @@ class Takeovers:
     async def stop(self) -> None:
         """Stop; the next coordinator goes on."""
         await end(self._task)
-        for sending in tuple(self._sending.values()):
-            await end(sending)
+        for task in (*self._taking_over.values(), *self._sending.values()):
+            await end(task)
 
     def joined(self, server_id: int) -> None:
         """A server has registered: it has its orders, and may get buckets of others."""
@@ -119,16 +126,30 @@ class Takeovers:
             await pause(RETRY_SECONDS, self._wake)
 
     async def look(self) -> None:
-        """Look for lost servers once, and begin to send the orders that have not arrived."""
+        """Look for lost servers once, and begin to send the orders that have not arrived.
+
+        Take-overs that last longer than a moment go on meanwhile.
+        """
         lost = self._lost()
         self.problems = {i: reason for i, reason in self.problems.items() if i in lost}
         for server_id, sessions in lost.items():
-            try:
-                await self._take_over(server_id, sessions)
-            except Exception as problem:
-                log_failure("take_over_failed", problem)
-                self.problems[server_id] = reason_of(problem)
+            if server_id not in self._taking_over:
+                work = asyncio.create_task(self._take_over(server_id, sessions))
+                self._taking_over[server_id] = work
+        if self._taking_over:
+            await asyncio.wait(self._taking_over.values(), timeout=RETRY_SECONDS)
+        for server_id, work in tuple(self._taking_over.items()):
+            if work.done():
+                del self._taking_over[server_id]
+                self._note_outcome(server_id, work.exception())
         self._send()
+
+    def _note_outcome(self, server_id: int, problem: BaseException | None) -> None:
+        if isinstance(problem, Exception):
+            log_failure("take_over_failed", problem)
+            self.problems[server_id] = reason_of(problem)
+        elif problem is not None:
+            raise problem
 
     def _lost(self) -> dict[int, list[WalSession]]:
         """The servers whose buckets or sessions nobody looks after, with these sessions."""
@@ -148,11 +169,13 @@ class Takeovers:
         await self._keeper.end_sessions(sessions)
         if self._image.leaders[server_id]:
             await self._catalog.exclusive(lambda: self._assign_lost(server_id))
+            self._send()
 
     async def _assign_lost(self, server_id: int) -> None:
         """Give the buckets of a lost server to those that are there."""
-        if server_id in self._image.tablets:  # it has come back
-            return
+        book = self._keeper.book
+        if server_id in self._image.tablets or not all(x.has_ended for x in book.of(server_id)):
+            return  # it has come back; if it was lost again, its next session is ended first
         taken = await self._assign(server_id, lambda bucket, state: True)
         if taken is None:
             self.problems[server_id] = "no other tablet server answers"
@@ -171,29 +194,49 @@ class Takeovers:
         if not nodes:
             return None
         leaders: Counter[int] = Counter(self._image.leaders)
+        owners: dict[tuple[int, int | None], list[_Bucket]] = {}
+        for path, bucket, _ in self._keeper.led(server_id):
+            owners.setdefault(bucket[:2], []).append((path, bucket))
+        owned, taken = list(owners.values()), 0
+        for at in range(0, len(owned), HOLDERS_AT_ONCE):
+            some = owned[at : at + HOLDERS_AT_ONCE]
+            taken += await self._assign_some(some, nodes, leaders, which)
+        return taken
+
+    async def _assign_some(
+        self,
+        owned: Sequence[Sequence[_Bucket]],
+        nodes: Sequence[ClusterNode],
+        leaders: Counter[int],
+        which: Callable[[TableBucket, BucketState], bool],
+    ) -> int:
+        """Give the buckets of some tables and partitions to others, in one transaction.
+
+        What it changed is ordered before the next one, which may fail: nobody would send the orders
+        later, because the buckets have a leader that is there.
+        """
+        states: dict[TableBucket, BucketState] = {}
 
         def other_leaders() -> Mapping[TableBucket, BucketState]:
-            owners: dict[tuple[int, int | None], list[tuple[TableBucket, BucketState]]] = {}
-            for _, bucket, state in self._keeper.led(server_id):
-                if which(bucket, state):
-                    owners.setdefault(bucket[:2], []).append((bucket, state))
-            states: dict[TableBucket, BucketState] = {}
-            for owned in owners.values():
-                placed = place(len(owned), nodes, leaders)
-                for (bucket, state), new in zip(owned, placed, strict=True):
+            for some in owned:
+                present = [(b, s) for _, b in some if (s := self._image.bucket_state(b))]
+                mine = [(bucket, state) for bucket, state in present if which(bucket, state)]
+                placed = place(len(mine), nodes, leaders)
+                for (bucket, state), new in zip(mine, placed, strict=True):
                     states[bucket] = led_by(state, new.leader)
                     leaders[new.leader] += 1
             return states
 
         self._reach("wal-assign")
         done, changes = await self._catalog.change_states(other_leaders)
+        taken = set(done)
+        for path, bucket in chain.from_iterable(owned):
+            if bucket in taken:
+                self._orders[bucket] = self._keeper.order(path, bucket, states[bucket])
+        self.count += len(taken)
         self._reach("wal-assigned")
         await self._catalog.tell(changes)
-        taken = set(done)
-        orders = [self._keeper.order(*each) for each in self._image.buckets() if each[1] in taken]
-        self._orders |= {order.table_bucket: order for order in orders}
-        self.count += len(orders)
-        return len(orders)
+        return len(taken)
 
     def _send(self) -> None:
         """Send the orders that have not arrived, to all their servers at once."""
@@ -242,6 +285,7 @@ class Takeovers:
         )
         if taken:
             log.warning("orders_given_to_others", not_ordered=server_id, buckets=taken)
+            self._failing.pop(server_id, None)  # it has as long with the next ones
             self._wake.set()
 
     async def _stop_others(self, server_id: int, orders: Sequence[ReplicaAssignment]) -> None:
