@@ -395,7 +395,7 @@ def _wal_keeper(
     base: _Base, state: _State, catalog: Catalog, reach: Callable[[str], None]
 ) -> WalKeeper:
     storage = state.locations.storage
-    return WalKeeper(base.conf, state.sessions, storage, catalog, base.clock, base.clock_ms, reach)
+    return WalKeeper(base.conf, state.sessions, storage, catalog, base.clock, base.expiry_ms, reach)
 
 
 def _lake(base: _Base, state: _State) -> LakeTables:

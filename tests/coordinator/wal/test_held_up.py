@@ -17,6 +17,8 @@ from zufluss.cluster.wal import WalSource
 from zufluss.coordinator.wal import takeover
 from zufluss.coordinator.wal.takeover import UNDELIVERED_SECONDS
 from zufluss.errors import LogStorageError, NetworkError
+from zufluss.log.shared.api import Session
+from zufluss.log.shared.objects import ObjectLog
 from zufluss.meta.api import MetaStoreError
 from zufluss.model.table import DatabaseDescriptor, TableBucket
 from zufluss.wire.api import ApiKey
@@ -244,3 +246,34 @@ async def test_buckets_are_taken_over_after_a_moment_without_memory(
         await failed.wait()
         await asyncio.sleep(0)
     await until(lambda: led(world, two, buckets) == buckets)
+
+
+# Locations
+
+
+async def test_a_location_that_does_not_answer_holds_up_no_session_of_another_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, two, three = [await world.server(i) for i in (1, 2, 3)]
+    buckets = await world.create_table(buckets=6)
+    away, answers, seals, seal = lost.session.server_epoch, asyncio.Event(), 0, ObjectLog.seal
+
+    async def slow(log: ObjectLog, session: Session, floor: int, epoch: int) -> int:
+        nonlocal seals
+        if session.server_epoch == away:
+            seals += 1
+            await answers.wait()
+        return await seal(log, session, floor, epoch)
+
+    monkeypatch.setattr(ObjectLog, "seal", slow)
+    await world.silent(lost)
+    again = [asyncio.create_task(lost.link.join()) for _ in range(3)]
+    async with asyncio.timeout(WAIT_SECONDS):
+        await two.link.join()
+        await world.silent(lost, two)
+        await until(lambda: not led(world, two, buckets))
+        await until(lambda: all(ordered(world, b) for b in led(world, three, buckets)))
+    assert seals == 1, "whoever needs the end of a session waits for the same seal"
+    answers.set()
+    await asyncio.gather(*again)
+    await until(lambda: all(ordered(world, b) for b in buckets))

@@ -20,7 +20,8 @@ from zufluss.errors import ConfigError
 from zufluss.log.shared.api import LostObject
 from zufluss.log.shared.tails import SessionTails
 from zufluss.remote.errors import LocationUnavailableError
-from zufluss.remote.locations import AdminState, AlterOp, Location, Locations
+from zufluss.remote.health import HealthReport
+from zufluss.remote.locations import AdminState, AlterOp, Health, Location, Locations
 from zufluss.remote.marked import MarkedObjects
 from zufluss.remote.storage import NoLocationError, RemoteStorage
 from zufluss.wire import messages as m
@@ -152,6 +153,22 @@ async def test_a_server_that_does_not_finish_its_move_holds_up_the_others_for_a_
     world.seconds.now += MOVE_SECONDS + 0.1
     await two.link.heartbeat()
     assert two.session.location_id == 2
+
+
+async def test_sessions_stay_in_a_drained_location_while_the_other_one_is_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could not go on there, and what was durable so far would be all that is."""
+    one = await world.server(1)
+    await alter(world, AlterOp.ADD, None, uri=str(world.location.with_name("other")))
+    await alter(world, AlterOp.DRAIN)
+    down = HealthReport(2, Health.DOWN, 0, 0, 9, 0.0, 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(world.coordinator.locations.storage, "reports", lambda: [down])
+        await one.link.heartbeat()
+        assert one.session.location_id == 1
+    await one.link.heartbeat()
+    assert one.session.location_id == 2
 
 
 async def test_without_a_location_that_takes_files_a_registration_is_to_be_tried_again(

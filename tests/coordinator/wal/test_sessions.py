@@ -213,6 +213,23 @@ async def test_data_of_a_session_goes_when_no_bucket_needs_it_and_its_seals_30_d
     assert live.session == one.session
 
 
+async def test_seals_stay_although_the_clock_was_behind_when_they_were_put(world: World) -> None:
+    """They would look old as soon as it is right, and free a name that a paused server may take."""
+    one = await world.server(1)
+    await one.link.join()
+    world.clock.now_ms -= 400 * DAY_MS
+    former = one.session
+    await one.link.join()
+    world.clock.now_ms += 400 * DAY_MS
+    cleaner = world.coordinator.wal_cleaner
+    assert cleaner is not None
+    await cleaner.clean()
+    assert world.objects(former)
+    world.clock.now_ms += SEALS_KEPT_DAYS * DAY_MS + 1
+    await cleaner.clean()
+    assert not world.objects(former)
+
+
 async def test_tables_are_created_while_a_server_registers(world: World) -> None:
     """Its former session is sealed, which can take long, before it has the next one."""
     one, two = await world.server(1), await world.server(2)

@@ -250,7 +250,9 @@ class SessionBook:
         async with self._turn:
             record = self._sessions[session.server_epoch]
             if record.state is State.CLOSING:
-                await self._put(replace(record, state=State.SEALED, end=end, ended_ms=now_ms))
+                await self._put(
+                    replace(record, state=State.SEALED, end=end, ended_ms=self._not_before(now_ms))
+                )
 
     async def give_up(self, session: WalSession, now_ms: int) -> None:
         """Note that a session was lost with its location, at whatever number it ended."""
@@ -258,7 +260,14 @@ class SessionBook:
             record = self._sessions[session.server_epoch]
             if record.state is State.CLOSING:
                 lost = replace(record, state=State.SEALED, end=record.floor + 1, lost=True)
-                await self._put(replace(lost, ended_ms=now_ms))
+                await self._put(replace(lost, ended_ms=self._not_before(now_ms)))
+
+    def _not_before(self, now_ms: int) -> int:
+        """The time at which a session ends: after all that have ended, wherever the clock is.
+
+        By a clock that was behind for a while its seals would be old as soon as it is right again.
+        """
+        return max([now_ms, *(record.ended_ms for record in self._sessions.values())])
 
     async def release(self, session: WalSession) -> None:
         """Note that no bucket needs a session that has ended."""

@@ -65,6 +65,7 @@ class WalCleaner:
     async def stop(self) -> None:
         """Stop; the next coordinator goes on."""
         await end(self._task)
+        await self._keeper.stop()
 
     async def clean(self) -> None:
         """Delete what nobody needs."""

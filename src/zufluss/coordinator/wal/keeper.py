@@ -7,7 +7,7 @@ its end. That session is live and its leader's own, or it has ended.
 | step | what changes |
 |---|---|
 | a server registers | its former sessions are closed and sealed; a new one begins; its buckets get the next leader epoch, so that nothing its former process has under way counts |
-| the location of a session takes no new files any more | its server registers again, one server after the other, and the new session begins in another location |
+| the location of a session takes no new files any more, and another one works | its server registers again, one server after the other, and the new session begins in another location |
 | a server is lost | its session is closed and sealed; its buckets get other leaders (`takeover.py`) |
 | a leader has copied the end of a bucket into its session | `wal` names that session, if its leader epoch is still the bucket's |
 
@@ -46,6 +46,7 @@ from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.remote.locations import Health, Locations
 from zufluss.remote.marked import MarkedObjects
 from zufluss.remote.storage import NoLocationError, RemoteStorage
+from zufluss.tasks import end, forgive
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +64,10 @@ class WalKeeper:
         clock_ms: Callable[[], int],
         reach: Callable[[str], None],
     ) -> None:
-        """`clock` never jumps; `reach` is told the name of each step, where tests kill."""
+        """`clock` never jumps; `clock_ms` is the time by which things expire.
+
+        `reach` is told the name of each step, where tests kill.
+        """
         self.book = book
         self.lease_ms = conf.get(options.ZUFLUSS_LOOKUP_LEASE)
         """How long servers that register now answer lookups after a heartbeat."""
@@ -76,7 +80,8 @@ class WalKeeper:
         self._start = clock()
         self._confirmed: dict[int, float] = {}
         """When sessions that have ended were confirmed last, by server epoch."""
-        self._ending = asyncio.Lock()
+        self._ending: dict[int, asyncio.Task[None]] = {}
+        """Sessions that are being ended, by server epoch."""
 
     @property
     def lease_seconds(self) -> float:
@@ -109,12 +114,37 @@ class WalKeeper:
         await self.end_sessions([record.session for record in self.book.of(server_id)])
 
     async def end_sessions(self, sessions: Sequence[WalSession]) -> None:
-        """Find out where sessions ended; others of the same servers, which began since, go on."""
-        for session in sessions:
-            async with self._ending:
-                record = self.book.get(session.server_epoch)
-                if record is not None and not record.has_ended:
-                    await self._end(session)
+        """Find out where sessions ended; others of the same servers, which began since, go on.
+
+        All at once, because the location of one may not answer. Whoever needs the end of the same
+        session meanwhile gets the same outcome: servers repeat a registration that takes long, and
+        these would wait for each other, and then all begin sessions.
+        """
+        outcomes = await asyncio.gather(
+            *(asyncio.shield(self._begin_to_end(x)) for x in sessions if self._goes_on(x)),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    def _goes_on(self, session: WalSession) -> bool:
+        record = self.book.get(session.server_epoch)
+        return record is not None and not record.has_ended
+
+    def _begin_to_end(self, session: WalSession) -> asyncio.Task[None]:
+        epoch = session.server_epoch
+        ending = self._ending.get(epoch)
+        if ending is None:
+            ending = self._ending[epoch] = asyncio.create_task(self._end(session))
+            ending.add_done_callback(forgive)
+            ending.add_done_callback(lambda _: self._ending.pop(epoch))
+        return ending
+
+    async def stop(self) -> None:
+        """Seal nothing any more; the next coordinator goes on."""
+        for ending in tuple(self._ending.values()):
+            await end(ending)
 
     async def _end(self, session: WalSession) -> None:
         self._reach("wal-close")
@@ -125,9 +155,9 @@ class WalKeeper:
             return
         epoch = self._catalog.epoch
         self._reach("wal-seal")
-        end = await self.shared_log(session).seal(self.name(session), record.floor, epoch)
+        number = await self.shared_log(session).seal(self.name(session), record.floor, epoch)
         self._reach("wal-sealed")
-        await self.book.seal(session, end, self._clock_ms())
+        await self.book.seal(session, number, self._clock_ms())
 
     def confirmed(self, server_epoch: int, at: float) -> None:
         """A session was confirmed last at this time; it may answer lookups a while longer."""
@@ -164,8 +194,7 @@ class WalKeeper:
     def _location(self) -> int:
         """The first location that takes new files, and is not known to be down."""
         taking = [x.location_id for x in self._storage.locations.live if x.takes_files]
-        down = {r.location_id for r in self._storage.reports() if r.health is Health.DOWN}
-        for location_id in [*(x for x in taking if x not in down), *taking]:
+        for location_id in [*(x for x in taking if x not in self._down), *taking]:
             return location_id
         raise NoLocationError(
             "the shared log",
@@ -174,11 +203,22 @@ class WalKeeper:
         )
 
     def is_displaced(self, server_id: int) -> bool:
-        """Whether the session of a server is in a location that takes no new files any more."""
+        """Whether the session of a server is to go on in another location.
+
+        Its own takes no new files any more, and another one works: while there is none, the session
+        goes on, because its server would have none at all.
+        """
         record = self.book.live(server_id)
         if record is None:
             return False
-        return not self._storage.locations.get(record.session.location_id).takes_files
+        if self._storage.locations.get(record.session.location_id).takes_files:
+            return False
+        return self._location() not in self._down
+
+    @property
+    def _down(self) -> set[int]:
+        """The locations that are known to be down."""
+        return {r.location_id for r in self._storage.reports() if r.health is Health.DOWN}
 
     def is_settled(self, server_id: int) -> bool:
         """Whether the session of a server has the ends of all its buckets."""
