@@ -73,6 +73,9 @@ QUEUE_BYTES_MAX = 64 << 20
 """Records that may wait for the worker, each batch counted with `BATCH_BYTES` more."""
 BATCH_BYTES = 4096
 """What a batch costs beside its records: the time and memory of so many bytes."""
+ENTRIES_WITH_WORKER = 32
+"""Entries of a request with many that the worker has at a time: puts of others wait for as many.
+With half of them the worker waits for the event loop."""
 PRESSURE_FROM = 0.25
 """Answers tell how full the queue is from this share on."""
 BACKPRESSURE_VERSION = 2
@@ -342,7 +345,7 @@ class PutHandler:
             connection.respond_error(request_id, refusal.code, refusal.message)
             connection.done()
             return
-        window = asyncio.Semaphore(ENTRIES_AT_ONCE)
+        window = asyncio.Semaphore(ENTRIES_WITH_WORKER)
         try:
             self.pending.add(pending)
             if not scan.buckets:
