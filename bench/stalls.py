@@ -3,7 +3,9 @@
     python -m bench.stalls
 
 prints for each request its length and the worst latency of a small request of another connection
-meanwhile, also as a ratio to the worst latency without load. The bounds are in docs/limits.md.
+meanwhile, also as a ratio to the worst latency without load. Then it does the same for bursts:
+thousands of small requests that a client sends without waiting for answers. The bounds are in
+docs/limits.md.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -23,6 +26,8 @@ from zufluss.model.alter import ConfigOp
 from zufluss.model.predicate import LITERALS_MAX, Leaf, LeafFunction
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableDescriptor
+from zufluss.record.batch.kv import build_kv_batch
+from zufluss.record.slices import Slices
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -32,6 +37,8 @@ from zufluss.wire.predicates import predicate_to_proto
 
 BUCKETS = 500
 WIDE_COLUMNS = 10_000
+BURST = 5_000
+"""Small requests that are sent at once."""
 UNLOADED_PINGS = 500
 """Pings before the first request: their worst latency is the other side of the ratio."""
 PAUSE_SECONDS = 0.001
@@ -52,6 +59,19 @@ class Client:
         (length,) = struct.unpack(">i", self._read(4))
         self._read(length)
         return int(length)
+
+    def burst(self, key: ApiKey, body: bytes, version: int = 0) -> int:
+        """Send a request `BURST` times, and read the answers meanwhile; returns their length."""
+        frames = pack_request(key, version, 1, body) * BURST
+        sending = threading.Thread(target=self._socket.sendall, args=(frames,), daemon=True)
+        sending.start()
+        lengths = 0
+        for _ in range(BURST):
+            (length,) = struct.unpack(">i", self._read(4))
+            self._read(length)
+            lengths += int(length)
+        sending.join()
+        return lengths
 
     def _read(self, size: int) -> bytes:
         data = bytearray()
@@ -145,6 +165,22 @@ def requests(log_id: int, keyed_id: int) -> Iterator[tuple[ApiKey, int, Message]
     yield from wide_tables()
 
 
+def small_requests(log_id: int, keyed_id: int) -> Iterator[tuple[ApiKey, int, Message]]:
+    """Requests that clients send by the thousand: API, version, message."""
+    put = m.PutKvRequest(acks=-1, table_id=keyed_id, timeout_ms=30_000)
+    delete = build_kv_batch(1, Slices.of([b"\0\0\0\0"]), Slices.of([None]))
+    put.buckets_req.add(bucket_id=0, records=bytes(delete))
+    yield ApiKey.PUT_KV, 2, put
+    lookup = m.LookupRequest(table_id=keyed_id)
+    lookup.buckets_req.add(bucket_id=0, keys=[b"\0\0\0\0"])
+    yield ApiKey.LOOKUP, 1, lookup
+    fetch = m.FetchLogRequest(follower_server_id=-1, max_bytes=1, max_wait_ms=1, min_bytes=1)
+    table = fetch.tables_req.add(table_id=log_id, projection_pushdown_enabled=False)
+    table.buckets_req.add(bucket_id=0, fetch_offset=0, max_fetch_bytes=1)
+    yield ApiKey.FETCH_LOG, 0, fetch
+    yield ApiKey.API_VERSIONS, 0, PING
+
+
 def wide_tables() -> Iterator[tuple[ApiKey, int, Message]]:
     """Requests about a table with many columns."""
     path = m.PbTablePath(database_name="fluss", table_name="wide")
@@ -177,15 +213,23 @@ def main() -> None:
         unloaded = pings.worst(UNLOADED_PINGS)
         print(f"{'request':34} {'kB':>8} {'answer kB':>10} {'worst ms':>9} {'ratio':>7}")
         print(f"{'(none)':34} {'':8} {'':10} {unloaded * 1000:9.1f} {1.0:7.1f}")
-        for key, version, message in requests(*ids):
-            body = message.SerializeToString()
+
+        def measure(name: str, sent: int, ask: Callable[[], int]) -> None:
             pings.worst()
-            answer = client.ask(key, body, version)
+            answer = ask()
             worst = pings.worst()
             print(
-                f"{key.name:34} {len(body) / 1000:8.1f} {answer / 1000:10.1f} "
+                f"{name:34} {sent / 1000:8.1f} {answer / 1000:10.1f} "
                 f"{worst * 1000:9.1f} {worst / unloaded:7.1f}"
             )
+
+        for key, version, message in requests(*ids):
+            body = message.SerializeToString()
+            measure(key.name, len(body), partial(client.ask, key, body, version))
+        for key, version, message in small_requests(*ids):
+            body = message.SerializeToString()
+            burst = partial(client.burst, key, body, version)
+            measure(f"{BURST:,} × {key.name}", BURST * len(body), burst)
         pings.stop()
 
 

@@ -36,7 +36,7 @@ async def pauses(pace: Pace, count: int) -> None:
         await pace.pause()
 
 
-def test_paced_work_takes_a_turn_for_every_five_milliseconds() -> None:
+def test_paced_work_takes_a_turn_for_every_share_of_its_time() -> None:
     async def run() -> tuple[int, int]:
         long = Pace(asyncio.get_running_loop(), Ticks(TURN_SECONDS / 10))
         short = Pace(asyncio.get_running_loop(), Ticks(TURN_SECONDS / 10_000))
@@ -77,7 +77,7 @@ def test_a_hundred_requests_share_the_time_of_one_turn_and_end_in_order() -> Non
 
 
 def test_the_requests_of_all_connections_share_the_time_of_one_turn() -> None:
-    """20 connections of 200 requests held the event loop for seconds: each had 5 ms of its own."""
+    """20 connections of 200 requests held the event loop for seconds: each had its own share."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -201,7 +201,7 @@ def test_long_requests_that_arrive_in_one_turn_are_not_all_begun_in_it() -> None
         while not all(request.done() for request in requests):
             before, turns = now, turns + 1
             await asyncio.sleep(0)
-            assert now - before <= TURN_SECONDS
+            assert now - before <= 1.01 * TURN_SECONDS
         return turns
 
     assert asyncio.run(run()) >= 50

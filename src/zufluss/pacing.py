@@ -1,8 +1,8 @@
 """Long work on the event loop, in pieces between which other requests run.
 
 A request may name 65,536 buckets, and one pass over them takes longer than other clients should
-wait. Such a pass calls `pause` after each item: once paced work has taken 5 ms in this turn of the
-event loop, it goes on in the next turn. All connections share the 5 ms, because clients may be many
+wait. Such a pass calls `pause` after each item: once paced work has taken 2 ms in this turn of the
+event loop, it goes on in the next turn. All connections share the 2 ms, because clients may be many
 and each may send hundreds of requests at once. A connection may do one item in every turn whatever
 the others do, so nobody waits for them longer than one item of each. Of the requests of a
 connection, those that came first go on first; those that wait sleep, and only the first few of them
@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
-TURN_SECONDS: Final = 0.005
+TURN_SECONDS: Final = 0.002
 """How long the paced work of all connections may take in one turn of the event loop."""
 WAKES_AT_ONCE: Final = 16
 """Waiting requests of a connection that are woken in one turn: trying in vain takes time, too."""
@@ -108,19 +108,21 @@ class Pace:
         """Let this be the pace of the running task, and of the tasks that it begins."""
         _of_task.set(self)
 
+    def used_up(self) -> bool:
+        """Whether this connection should do nothing more in this turn of the event loop."""
+        now = self._clock()
+        if self._until is None:  # one item in every turn, whatever the others do
+            turn = self._turn
+            if turn.until is None:
+                turn.until = now + TURN_SECONDS
+            self._until = turn.until
+            turn.join(self)
+            return False
+        return now >= self._until
+
     async def pause(self) -> None:
         """Go on in a later turn of the event loop if the share of this one is used up."""
-        while True:
-            now = self._clock()
-            if self._until is None:  # one item in every turn, whatever the others do
-                turn = self._turn
-                if turn.until is None:
-                    turn.until = now + TURN_SECONDS
-                self._until = turn.until
-                turn.join(self)
-                return
-            if now < self._until:
-                return
+        while self.used_up():
             await self._next_turn()
 
     async def _next_turn(self) -> None:

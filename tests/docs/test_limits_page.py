@@ -13,6 +13,7 @@ from zufluss.kv.tablet import STORED_BYTES_MAX
 from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX
 from zufluss.net.connection import (
     CONTROL_BYTES_MAX,
+    REQUESTS_AT_ONCE,
     UNAUTHENTICATED_BYTES_MAX,
     WRITE_BUFFER_HIGH,
 )
@@ -38,13 +39,14 @@ ROWS = {
     "unread answers of all": [round(SHORT_SEND_SECONDS)],
     "growth of the server": [GROWTH_BYTES >> 20, GROWTH_PER_BYTE],
     "sliced work of all connections": [round(pacing.TURN_SECONDS * 1000)],
+    "requests of a read": [REQUESTS_AT_ONCE],
     "a request that is decoded": [codec.BYTES_AT_ONCE],
     "PRODUCE_LOG |": [
         BUCKETS_MAX, BATCHES_MAX, ENTRIES_AT_ONCE, produce.LATER_BYTES_MAX,
     ],
     "PUT_KV |": [
-        BUCKETS_MAX, put.QUEUE_BYTES_MAX, put.BATCH_BYTES, ENTRIES_AT_ONCE, STORED_BYTES_MAX,
-        WAITING_BYTES_MAX,
+        BUCKETS_MAX, put.QUEUE_BYTES_MAX, put.BATCH_BYTES, ENTRIES_AT_ONCE,
+        put.ENTRIES_WITH_WORKER, STORED_BYTES_MAX, WAITING_BYTES_MAX,
     ],
     "FETCH_LOG": [
         BUCKETS_MAX, TESTS_MAX, LITERALS_MAX, fetch_reader.FETCH_BYTES_MAX,

@@ -2,22 +2,30 @@
 
 import asyncio
 import errno
+import random
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
+from tests.test_pacing import Ticks
 from tests.waiting import WAIT_SECONDS
 from zufluss.config.load import Configuration
 from zufluss.errors import ErrorCode, NetworkError
-from zufluss.net.connection import WRITE_BUFFER_HIGH, WRITE_BUFFER_SHORT, ServerConnection
+from zufluss.net.connection import (
+    REQUESTS_AT_ONCE,
+    WRITE_BUFFER_HIGH,
+    WRITE_BUFFER_SHORT,
+    ServerConnection,
+)
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import BURST_FACTOR, NetServer
 from zufluss.net.services import Services
-from zufluss.pacing import Pace
+from zufluss.pacing import TURN_SECONDS, Pace
 from zufluss.system import PEER_ASKED_TIMES
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -769,3 +777,86 @@ async def test_requests_behind_one_that_takes_long_wait_and_stay_in_order():
         for _ in range(6):
             await peer.receive()
         assert order == [1, 2, 3, 4, 5, 6]
+
+
+async def test_many_requests_of_one_read_are_begun_in_several_turns_and_in_order():
+    """5,000 fetches that arrived together kept all others waiting for 0.2 s."""
+    turn, order, begun = 0, [], Counter()
+
+    def produce(connection, request_id, version, array, view, start, end):
+        order.append(request_id)
+        begun[turn] += 1
+        connection.finish(request_id, b"")
+
+    async def count_turns():
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    services = Services()
+    services.register_raw(ApiKey.PRODUCE_LOG, produce)
+    async with serving(services) as (server, connect):
+        peer = await connect()
+        peer.send(ApiKey.PRODUCE_LOG, b"")
+        await peer.receive()
+        (connection,) = server.connections
+        connection._pace = Pace(server.loop, Ticks(TURN_SECONDS))  # each look ends the turn
+        counting = asyncio.create_task(count_turns())
+        for _ in range(1000):
+            peer.send(ApiKey.PRODUCE_LOG, b"")
+        for _ in range(1000):
+            await peer.receive()
+        counting.cancel()
+        assert order == list(range(1, 1002))
+        assert max(begun.values()) <= 2 * REQUESTS_AT_ONCE
+
+
+async def test_requests_that_wait_for_turns_and_answers_and_long_requests_are_all_begun_in_order(
+    rng: random.Random,
+):
+    """Whichever of the three reasons to wait ends first, each request is begun once."""
+    begun = []
+
+    def produce(connection, request_id, version, array, view, start, end):
+        begun.append(request_id)
+        kind = rng.randrange(6)
+        if kind > 1:
+            connection.finish(request_id, b"")
+            return
+        if kind == 1:
+            connection.stop_requests()
+
+        async def later():
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+            if kind == 1:
+                connection.go_on()
+            connection.finish(request_id, b"")
+
+        connection.server.spawn(later(), connection.task_ended)
+
+    services = Services()
+    services.register_raw(ApiKey.PRODUCE_LOG, produce)
+    async with serving(services, limits=Limits(inflight_max=2)) as (server, connect):
+        peer = await connect()
+        peer.send(ApiKey.PRODUCE_LOG, b"")
+        await peer.receive()
+        (connection,) = server.connections
+        connection._pace = Pace(server.loop, Ticks(TURN_SECONDS))
+        sizes = [rng.choice([0, 10, 3_000, 50_000, 200_000]) for _ in range(500)]
+
+        async def send():
+            for size in sizes:
+                peer.send(ApiKey.PRODUCE_LOG, bytes(size))
+                await peer.writer.drain()
+
+        sending = asyncio.create_task(send())
+        async with asyncio.timeout(WAIT_SECONDS):
+            answered = [(await peer.receive()).request_id for _ in sizes]
+            await sending
+        assert begun == list(range(1, 502))
+        assert sorted(answered) == begun[1:]
+        while connection._paused:  # the last of the reasons to wait ends in the next turn
+            await asyncio.sleep(0)
+        assert connection.inflight == 0

@@ -5,6 +5,9 @@ shared scratch buffer. A frame that arrived whole is handled there, and an idle 
 buffer at all. A frame that arrives in parts gets memory of its own, which grows with the bytes that
 arrived (the declared length reserves nothing); `ReceiveMemory` bounds the sum over all connections.
 
+The requests of one read are begun in turns of the event loop, a few at a time (`pacing.py`): a read
+may have thousands of them, and other clients would wait for all.
+
 Answers of one loop turn are gathered and sent with one write per connection. They may leave in
 another order than the requests came; clients match them by request id.
 """
@@ -66,6 +69,8 @@ UNAUTHENTICATED_BYTES_MAX = 64 * 1024
 """Longest request before a required login: strangers get little memory."""
 JOIN_BYTES_MAX = 64 * 1024
 """Answers of a turn up to this size are joined into one write."""
+REQUESTS_AT_ONCE = 8
+"""Requests of a read that are begun between two looks at the clock."""
 
 _unpack_length = struct.Struct(">i").unpack_from
 _unpack_header = struct.Struct(">hhi").unpack_from
@@ -97,6 +102,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_stopped",
         "_total",
         "_unread",
+        "_yielding",
         "active",
         "closing",
         "inflight",
@@ -132,6 +138,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._total = 0
         self._frame_since = 0.0
         self._held = self._stopped = False
+        self._yielding = False
+        """Requests go on in the next turn of the event loop."""
         self._out: list[Buffer] = []
         self._queued = 0
         self._unread = False
@@ -211,12 +219,14 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._frames_in_scratch(nbytes, 0)
         else:
             self._frames_in_scratch(nbytes, -1)
+        if nbytes == len(self.server.scratch_view) and not self._held and self.pace.used_up():
+            self._yield()  # otherwise the next bytes would be read in the same turn
 
     def _frames_in_scratch(self, end: int, begun: int) -> None:
         """Handle the frames of the scratch buffer; the one at `begun` began in an earlier read."""
         server = self.server
         view, array = server.scratch_view, server.scratch
-        pos = 0
+        pos, more = 0, REQUESTS_AT_ONCE
         while end - pos >= 4:
             (length,) = _unpack_length(view, pos)
             if not 8 <= length <= self._frame_max:
@@ -231,6 +241,13 @@ class ServerConnection(asyncio.BufferedProtocol):
             if self.inflight >= server.burst_max or self._stopped:
                 self._held, self._carry = True, bytes(view[pos:end])
                 return
+            if not more:
+                if self.pace.used_up():
+                    self._held, self._carry = True, bytes(view[pos:end])
+                    self._yield()
+                    return
+                more = REQUESTS_AT_ONCE
+            more -= 1
             self._request(array, view, pos + 4, stop)
             if self.closing:
                 return
@@ -246,9 +263,26 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._served = served
         self._frame_max = limit if served else min(limit, UNAUTHENTICATED_BYTES_MAX)
 
+    def _yield(self) -> None:
+        """Take no further request of this client in this turn of the event loop."""
+        self._yielding = True
+        self._pause()
+        self.server.loop.call_soon(self._go_on_in_turn)
+
+    def _go_on_in_turn(self) -> None:
+        """Handle the requests that had to wait for this turn, unless something else holds them."""
+        self._yielding = False
+        if self._held and not self._stopped and self.inflight < self.server.burst_max:
+            self._take_held()
+        else:
+            self._resume()
+
     def _take_held(self) -> None:
-        """Handle the requests that had to wait for earlier answers."""
+        """Handle the requests that had to wait."""
         if self.closing:
+            return
+        if not self._held or self._yielding:
+            self._resume()
             return
         held, self._carry, self._held = self._carry, b"", False
         self._resume()
@@ -599,14 +633,14 @@ class ServerConnection(asyncio.BufferedProtocol):
     def go_on(self) -> None:
         """Take requests of this client again."""
         self._stopped = False
-        if self._held and self.inflight < self._inflight_max:
+        if self._held and not self._yielding and self.inflight < self._inflight_max:
             self.server.loop.call_soon(self._take_held)
         else:
             self._resume()
 
     def _below_limit(self) -> None:
         """Continue to read, because there is room for another request."""
-        if self._held and not self._stopped:
+        if self._held and not self._stopped and not self._yielding:
             self.server.loop.call_soon(self._take_held)
         else:
             self._resume()
