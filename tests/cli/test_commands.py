@@ -128,6 +128,7 @@ def test_a_scan_is_cut_by_columns_limit_and_start(zufluss: Zufluss) -> None:
     assert rows_of(zufluss(*scan, "--from", "latest")) == []
     assert len(rows_of(zufluss(*scan, "--from", "2001-01-01T00:00:00Z"))) == 5
     zufluss(*scan, "--from", "offset:x", code=2)
+    assert "offset:N" in zufluss(*scan, "--from", "0:4", code=2).err
 
 
 def test_a_followed_scan_prints_rows_that_come_later_and_ends_with_ctrl_c(

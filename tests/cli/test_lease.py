@@ -95,7 +95,9 @@ def test_a_lease_that_does_not_exist_can_be_neither_shown_nor_dropped(zufluss: Z
     for command in ("show", "drop"):
         assert "there is no lease 'other'" in zufluss("lease", command, "other", code=1).err
         assert "is not the id of a lease" in zufluss("lease", command, "a/b", code=1).err
-    assert "nobody has no lease" in zufluss("lease", "drop", "--owner", "nobody", code=1).err
+    assert "anna has no lease" in zufluss("lease", "drop", "--owner", "anna", code=1).err
+    unowned = zufluss("lease", "drop", "--owner", "", code=1).err
+    assert "no lease without an owner" in unowned
     assert "either ids" in zufluss("lease", "drop", code=2).err
     assert "either ids" in zufluss("lease", "drop", "a", "--owner", "anna", code=2).err
     assert zufluss("lease", "list").out.splitlines()[2:] == []

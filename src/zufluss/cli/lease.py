@@ -168,9 +168,8 @@ def drop(
         if owner is not None:
             ids = [i for i, lease in known.items() if (lease.owner or "") == owner]
             if not ids:
-                raise KvSnapshotLeaseNotFoundError(
-                    f"{owner or 'nobody'} has no lease; `zufluss lease list` shows all"
-                )
+                none = f"{owner} has no lease" if owner else "there is no lease without an owner"
+                raise KvSnapshotLeaseNotFoundError(f"{none}; `zufluss lease list` shows all")
         failures = 0
         for lease_id in ids:
             try:

@@ -30,7 +30,7 @@ def parse_time_ms(text: str) -> int:
     except ValueError:
         raise typer.BadParameter(
             f"{text!r} is not a point in time; allowed: earliest, unbroken, latest, epoch "
-            "milliseconds, or ISO 8601 such as 2026-01-31T08:00:00Z"
+            "milliseconds, ISO 8601 such as 2026-01-31T08:00:00Z; offset:N where the help has it"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -295,9 +295,14 @@ def _lost(location: Location) -> Location:
 
 def _retired(location: Location, files: int) -> Location:
     if files:
-        raise ConfigError(
-            f"{location} still has {files} files; drain it, and wait until none is left"
-        )
+        if location.state is AdminState.ACTIVE:
+            advice = "drain it, and wait until none is left"
+        else:
+            advice = (
+                "wait until none is left; tables that are pinned to it keep theirs, and "
+                f"`zufluss location show {location.location_id}` names them"
+            )
+        raise ConfigError(f"{location} still has {files} files; {advice}")
     if location.state is AdminState.ACTIVE:
         raise ConfigError(
             f"{location} still takes files; drain it first, so that uploads under way end"
