@@ -138,6 +138,33 @@ def test_a_cut_answer_ends_in_its_middle(proxy: FaultProxy) -> None:
     assert caught.value.partial == BODY[: len(BODY) // 2]
 
 
+def test_an_answer_without_a_body_is_cut_in_its_first_line(
+    proxy: FaultProxy, got: list[str]
+) -> None:
+    """An S3 server answers a put without a body; cut behind its head it would be a whole answer."""
+    proxy.set([Fault("cut_body")])
+    with pytest.raises(http.client.HTTPException):
+        ask(proxy, "HEAD", "/a")
+    assert got == ["HEAD /a"]
+
+
+def test_requests_that_are_held_back_are_delivered_when_the_test_says_so(
+    proxy: FaultProxy, got: list[str]
+) -> None:
+    proxy.set([Fault("late", seconds=3600, count=1)])
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=0.05)
+    connection.request("PUT", "/late", b"x")
+    with pytest.raises(TimeoutError):
+        connection.getresponse()
+    connection.close()
+    assert ask(proxy, "PUT", "/after", b"x")[0] == 200
+    assert got == ["PUT /after"]
+    proxy.deliver_late()
+    eventually(lambda: proxy.held_back == 0, "the late request was delivered")
+    assert got == ["PUT /after", "PUT /late"]
+    assert proxy.hits == 1
+
+
 def test_a_half_open_connection_gives_no_answer_and_does_not_hinder_the_end(
     proxy: FaultProxy, got: list[str]
 ) -> None:

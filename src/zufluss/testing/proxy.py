@@ -14,8 +14,8 @@
 | `status_409` | 409 ConditionalRequestConflict | no |
 | `status_503` | 503 SlowDown | no |
 | `error_after_success` | 500, and the service has done it | yes |
-| `late` | nothing, for ever | yes, `seconds` later, even if the client has gone |
-| `cut_body` | half of the answer's body, then the end of the connection | yes |
+| `late` | nothing, for ever | yes, after `seconds` or `deliver_late`, even if the client has gone |
+| `cut_body` | half of the answer's body, or of its first line if it has none, then the end | yes |
 
 Each fault decides on its own which of the requests it matches it hits: the first `count`, every
 n-th, or each with a probability drawn from `seed`, so a test can be repeated. The first fault of
@@ -141,7 +141,9 @@ class FaultProxy:
     def __init__(self, target_host: str, target_port: int) -> None:
         self.port = 0
         self.seen: deque[Seen] = deque(maxlen=SEEN_MAX)
-        """The requests that came in, oldest first."""
+        """The newest requests that came in, oldest first."""
+        self.hits = 0
+        """How many requests were hit by faults."""
         self._target = target_host, target_port
         self._armed: list[_Armed] = []
         self._loop = asyncio.new_event_loop()
@@ -151,6 +153,8 @@ class FaultProxy:
         """Half-open connections wait for it; it keeps their tasks from being collected."""
         self._late: set[asyncio.Task[None]] = set()
         """Requests that are held back."""
+        self._due = asyncio.Event()
+        """Set when those that are held back are to be delivered."""
 
     @property
     def endpoint(self) -> str:
@@ -202,6 +206,7 @@ class FaultProxy:
         faults = self._faults(request)
         kinds = {fault.kind: fault for fault in faults}
         self.seen.append(Seen(request.method, request.path, tuple(kinds)))
+        self.hits += bool(kinds)
         if "latency" in kinds:
             await asyncio.sleep(kinds["latency"].seconds)
         if "reset" in kinds:
@@ -225,13 +230,22 @@ class FaultProxy:
 
     async def _deliver(self, request: _Request, body: bytes, seconds: float) -> None:
         """Send a request that was held back; nobody hears the answer."""
-        await asyncio.sleep(seconds)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._due.wait(), seconds)
         source, sink = await asyncio.open_connection(*self._target, limit=HEAD_BYTES_MAX)
         try:
             sink.write(request.head + body)
             await source.read()
         finally:
             sink.close()
+
+    def deliver_late(self) -> None:
+        """Deliver what is held back now, in any order; what comes later is held back again."""
+        self._loop.call_soon_threadsafe(self._deliver_late)
+
+    def _deliver_late(self) -> None:
+        self._due.set()
+        self._due = asyncio.Event()
 
     @property
     def held_back(self) -> int:
@@ -265,9 +279,12 @@ class FaultProxy:
                 await _relay(source, None, length, pace)
                 await _error(writer, request, "500 Internal Server Error", _INTERNAL)
                 return True
+            if "cut_body" in kinds and length == 0:
+                writer.write(head[: head.index(b"\r\n") // 2])
+                return False
             writer.write(_without(head, b"connection"))
             if "cut_body" in kinds:
-                await _relay(source, writer, (length or 2) // 2, pace)
+                await _relay(source, writer, 1 if length is None else length // 2, pace)
                 return False
             await _relay(source, writer, length, pace)
             return length is not None

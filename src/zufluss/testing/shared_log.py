@@ -74,6 +74,11 @@ class WrittenSession:
         end = self.ends[bucket] = first + count
         self.writer.append(bucket, leader_epoch, first, end, rows(bucket, first, end))
 
+    async def expect_fence(self) -> None:
+        """Wait until the session is fenced; it must be before all it appended is durable."""
+        await self.settle()
+        assert self.fenced, "an append was acknowledged behind the end of its session"
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that the session is told."""
         while not condition():
@@ -176,7 +181,7 @@ class SharedLogConformance:
         end = await other.seal(written.of, 0, 1)
         durable = dict(written.durable)
         written.append(BUCKETS[0])
-        await written.until(lambda: bool(written.fenced))
+        await written.expect_fence()
         assert written.durable == durable
         with pytest.raises(SessionFencedError):
             written.append(BUCKETS[0])
@@ -221,7 +226,7 @@ class SharedLogConformance:
         """A server may die before it writes anything."""
         assert await other.seal(written.of, 0, 1) == 0
         written.append(BUCKETS[0])
-        await written.until(lambda: bool(written.fenced))
+        await written.expect_fence()
         assert [read async for read in other.read(written.of, 0, 0)] == []
 
     async def test_a_closed_session_needs_no_seal(
@@ -282,7 +287,7 @@ class SharedLogConformance:
         end = await other.seal(written.of, 0, 1)
         await other.trim(written.of, end + 100)
         written.append(BUCKETS[0])
-        await written.until(lambda: bool(written.fenced))
+        await written.expect_fence()
         assert written.durable != written.ends
         assert await other.seal(written.of, end, 2) == end
 
