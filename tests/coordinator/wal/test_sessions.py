@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -228,6 +230,25 @@ async def test_seals_stay_although_the_clock_was_behind_when_they_were_put(world
     world.clock.now_ms += SEALS_KEPT_DAYS * DAY_MS + 1
     await cleaner.clean()
     assert not world.objects(former)
+
+
+async def test_the_sweep_of_orphans_leaves_sessions_alone(world: World) -> None:
+    """Only the cleaner, and the server of a session below its floor, delete any of it."""
+    one = await world.server(1)
+    (bucket,) = await world.create_table(buckets=1)
+    sealed = one.session
+    await appended(world, "host-1", bucket, count=3)
+    await one.link.join()
+    await appended(world, "host-1", bucket, count=2)
+    orphan = world.location / f"log/fluss/events-{bucket.table_id}/0/{uuid.uuid4()}/{0:020d}.log"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"its commit never came")
+    sessions = {each: world.objects(each) for each in (sealed, one.session)}
+    assert [len(numbers) > 1 for numbers in sessions.values()] == [True, True]
+    world.clock.now_ms = int(time.time() * 1000) + (SEALS_KEPT_DAYS + 1) * DAY_MS
+    await world.coordinator.remote.sweep.sweep()
+    assert not orphan.exists()
+    assert {each: world.objects(each) for each in sessions} == sessions
 
 
 async def test_tables_are_created_while_a_server_registers(world: World) -> None:

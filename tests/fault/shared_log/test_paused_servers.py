@@ -7,6 +7,7 @@ and lookups that reached it meanwhile give no row that is older than what others
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from tests.waiting import eventually
 from zufluss.testing.server import DevServer
 
 Own = Callable[[DevServer], None]
+
+FROZEN_SECONDS = 4.0
+"""Twice the silence after which these servers are given up; the length of the pause is the fault.
+"""
 
 
 @pytest.mark.slow
@@ -33,8 +38,10 @@ def test_a_stopped_server_wakes_up_and_nothing_is_lost_doubled_or_stale(
         for _ in range(rounds(2, 200)):
             victim = rng.choice(traffic.leading())
             servers.freeze(victim)
+            frozen = time.monotonic()
             servers.await_gone(victim)
             traffic.progress()
+            time.sleep(max(0.0, frozen + FROZEN_SECONDS - time.monotonic()))
             asked = [x for x in traffic.lookers if x.server_id == victim]
             before = [x.refusals_seen for x in asked]
             servers.thaw(victim)
