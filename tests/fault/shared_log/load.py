@@ -75,6 +75,7 @@ class ServersLoad(Load):
         super().__init__(servers.coordinator.port, History())
         self.servers = servers
         self.keys = KeyHistory(self.history)
+        self.pace_seconds = PACE_SECONDS
 
 
 class Routed(Worker):
@@ -104,7 +105,7 @@ class Routed(Worker):
             self.refused()
 
     def wait_a_little(self) -> None:
-        self.load.given_up.wait(PACE_SECONDS)
+        self.load.given_up.wait(self.load.pace_seconds)
 
 
 class Appender(Routed, RawWriter):
@@ -304,6 +305,10 @@ class Traffic:
         load = ServersLoad(self.servers)
         self.tables.append(Table(target, load, keyed))
         return load
+
+    def add_log(self, target: Target) -> ServersLoad:
+        """Add a log table, whose workers the test makes."""
+        return self._add(target, keyed=False)
 
     @property
     def loads(self) -> list[ServersLoad]:

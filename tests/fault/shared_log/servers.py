@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -188,13 +189,32 @@ class SharedServers:
         return found
 
     def entries(self, prefix: str) -> dict[str, bytes]:
-        """What the store of the coordinator has below a path, from a copy of it."""
-        copy = self.directory / "meta-copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir()
-        for name in (DATABASE_FILE, f"{DATABASE_FILE}-wal"):
-            with suppress(FileNotFoundError):
-                shutil.copy(self.coordinator.data_dir / "meta" / name, copy)
-        with closing(sqlite3.connect(copy / DATABASE_FILE)) as store:
-            query = "SELECT path, value FROM entry WHERE path LIKE ?"
-            return dict(store.execute(query, (f"{prefix}%",)))
+        """What the store of the coordinator has below a path, from a copy of it.
+
+        A copy counts if nothing was committed while it was made.
+        """
+        directory = self.coordinator.data_dir / "meta"
+        originals = [directory / DATABASE_FILE, directory / f"{DATABASE_FILE}-wal"]
+        with tempfile.TemporaryDirectory(dir=self.directory) as copy:
+
+            def is_whole() -> bool:
+                before = [_state(path) for path in originals]
+                for path in originals:
+                    (Path(copy) / path.name).unlink(missing_ok=True)
+                    with suppress(FileNotFoundError):
+                        shutil.copy(path, copy)
+                return before == [_state(path) for path in originals]
+
+            eventually(is_whole, "a copy between two commits")
+            with closing(sqlite3.connect(Path(copy) / DATABASE_FILE)) as store:
+                query = "SELECT path, value FROM entry WHERE path LIKE ?"
+                return dict(store.execute(query, (f"{prefix}%",)))
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Changes with the file; None if there is none."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_size

@@ -1,26 +1,31 @@
 """Sessions of the shared log stay small under load, and nothing that is still needed is deleted.
 
-A reader beside the servers, of the location and of the coordinator's records, checks each session:
-from the recorded floor on no number is missing, and together with the segments the session has
-every row of its buckets. The cleaner leaves the seals of sessions that nobody needs.
+A reader beside the servers (`reader.py`) checks all the time that the segments of a bucket and its
+session from the floor on have everything that was acknowledged. The cleaner leaves the seals of
+sessions that nobody needs.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from tests.counts import only_full, rounds
-from tests.fault.load import create_target, encode, rows
-from tests.fault.shared_log.load import Traffic, at_leader
-from tests.fault.shared_log.servers import SERVERS, SharedServers
+from tests.counts import FULL, only_full, rounds
+from tests.fault.history import Ack
+from tests.fault.load import DATABASE, LOST, Load, Target, Worker, create_target, encode, rows
+from tests.fault.shared_log.load import ServersLoad, Traffic
+from tests.fault.shared_log.reader import FloorReader, Records, sizes
+from tests.fault.shared_log.servers import SERVERS, HastyClient, SharedServers
 from tests.waiting import eventually
-from zufluss.remote.wal import HEADER_BYTES, WalKind, WalName, read_header, session_directory
+from zufluss.errors import RETRIABLE, ErrorCode, ZuflussError
+from zufluss.model.table import TableBucket
+from zufluss.remote.wal import HEADER_BYTES, WalKind, WalName, read_header
 from zufluss.testing.server import DevServer
 
 Own = Callable[[DevServer], None]
@@ -31,87 +36,102 @@ SMALL = {
     "log.segment.file-size": "256kb",
     "remote.log.task-interval-duration": "1s",
 }
+"""Many rounds of trimming in little time."""
 SLOW_BUCKETS = rounds(40, 1000)
+SLOW_ROWS = 3
+SLOW_SECONDS = 0.05
+"""Between two appends to slow buckets, each to the next one."""
+LOAD_SECONDS = rounds(0, 3600)
+"""The load lasts at least so long, and until sessions were trimmed."""
+FLOORS = 60
+"""Objects that are trimmed at least."""
 
 
-class SessionFiles(NamedTuple):
-    """A session as it lies in the location."""
+class SlowAppender(Worker):
+    """Appends a few rows to one bucket after the other, each batch once."""
 
-    floor: int
-    state: str
-    numbers: dict[int, int]
-    """The objects, with their lengths."""
+    load: ServersLoad
 
+    def __init__(self, load: Load, seed: int, target: Target) -> None:
+        super().__init__(load, seed)
+        self.target = target
+        self.lanes = [self.history.lane(gapless=False) for _ in target.all_buckets]
 
-def sessions(servers: SharedServers) -> dict[int, SessionFiles]:
-    """All sessions that are on record."""
-    found = {}
-    for path, value in servers.entries("/wal/sessions/").items():
-        record, epoch = json.loads(value), int(path.rsplit("/", 1)[1])
-        directory = servers.location / session_directory(epoch)
-        numbers = {}
-        for each in directory.iterdir() if directory.is_dir() else ():
+    def work(self) -> None:
+        for bucket in cycle(self.target.all_buckets):
+            if self.finishing:
+                return
             try:
-                numbers[int(each.name, 16)] = each.stat().st_size
-            except (FileNotFoundError, ValueError):
-                continue  # deleted meanwhile, or not there yet
-        found[epoch] = SessionFiles(record["floor"], record["state"], numbers)
-    return found
+                self.append(bucket)
+            except (*LOST, OSError, ZuflussError):
+                self.refused()
+            self.load.given_up.wait(SLOW_SECONDS)
 
-
-def holes(session: SessionFiles) -> list[int]:
-    """Numbers from the floor on that are missing below a later object."""
-    kept = [number for number in session.numbers if number >= session.floor]
-    return sorted(set(range(session.floor, max(kept, default=session.floor))) - set(kept))
+    def append(self, bucket: TableBucket) -> None:
+        """Append to a bucket at its leader, if it has one."""
+        number = bucket.bucket_id
+        port = self.load.servers.leader_port(DATABASE, self.target.name, number)
+        if port is None:
+            return
+        first = self.lanes[number].take(SLOW_ROWS)
+        with HastyClient(port) as client:
+            entry = client.produce(self.target.table_id, encode(rows(first, SLOW_ROWS, 20)), number)
+        if not entry.error_code:
+            self.history.acknowledged(Ack(first, SLOW_ROWS, bucket, entry.base_offset))
+        elif ErrorCode(entry.error_code) not in RETRIABLE:
+            raise AssertionError(f"{bucket}: {entry.error_code} {entry.error_message}")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(10_800 if FULL else 400)
 def test_sessions_stay_small_with_many_slow_and_few_fast_buckets_and_nothing_needed_goes(
     own_servers: Own, tmp_path: Path, rng: random.Random
 ) -> None:
     servers = SharedServers(tmp_path, own_servers, SMALL)
+    traffic = Traffic(servers, rng, logs=6, keyed=2, clients=(), readers=False, lookers=False)
     slow = create_target(servers.coordinator.port, "slow", SLOW_BUCKETS)
-    for bucket in range(SLOW_BUCKETS):
-        append_to(servers, slow.name, slow.table_id, bucket)
-    traffic = Traffic(servers, rng, logs=3, keyed=2, clients=(), readers=False, lookers=False)
-    largest = 0
-
-    def trimmed(times: int) -> bool:
-        nonlocal largest
-        live = [each for each in sessions(servers).values() if each.state == "live"]
-        largest = max(largest, *(sum(each.numbers.values()) for each in live))
-        return all(each.floor > 0 for each in live) and sum(x.floor for x in live) >= times
-
-    with traffic:
+    traffic.add_log(slow).add(SlowAppender, rng.randrange(1 << 32), slow)
+    if FULL:  # all rows of an hour are compared in the end
+        for load in traffic.loads:
+            load.pace_seconds = 0.1
+    watch = ServersLoad(servers)
+    reader = FloorReader(watch, traffic)
+    watch.workers.append(reader)
+    began = time.monotonic()
+    with traffic, watch:
         traffic.progress()
-        for _ in range(rounds(1, 60)):
-            before = sum(each.floor for each in sessions(servers).values())
-            eventually(lambda n=before: trimmed(n + 60), "sessions are trimmed")  # type: ignore[misc]
+        before, trimmed = floors(servers), 0
+        while trimmed < FLOORS or time.monotonic() < began + LOAD_SECONDS:
             traffic.progress()
-    assert largest < 2 * RETAINED
-    for epoch, session in sessions(servers).items():
-        assert holes(session) == [], epoch
+            assert watch.history.problems == []
+            trimmed = sum(floors(servers).values()) - sum(before.values())
+        watch.finish.set()
+    reader.read()  # everything that was acknowledged at all
+    assert watch.history.problems == []
+    assert reader.largest < 2 * RETAINED
+    assert reader.readings > 1
+    for epoch, floor in floors(servers).items():
+        assert holes(sizes(servers, epoch), floor) == [], epoch
     for server_id in SERVERS:  # all disks are lost; what is below the floors is not needed
         servers.lose(server_id)
     for server_id in SERVERS:
         servers.start(server_id)
     traffic.check(remote=True)
-    for bucket in range(SLOW_BUCKETS):
-        append_to(servers, slow.name, slow.table_id, bucket, expected=3)
-    print(f"{traffic.acked_rows} rows, at most {largest} bytes in a session")
+    print(
+        f"{traffic.acked_rows} rows, {trimmed} objects trimmed, at most {reader.largest} bytes in "
+        f"a session; {reader.readings} readings of {reader.entries} entries"
+    )
 
 
-def append_to(
-    servers: SharedServers, table: str, table_id: int, bucket: int, expected: int = 0
-) -> None:
-    """Append three rows to a bucket that has a number of rows."""
+def floors(servers: SharedServers) -> dict[int, int]:
+    """The floor of each session, by its epoch."""
+    return Records.of(servers).floors
 
-    def write(client: object) -> int:
-        entry = client.produce(table_id, encode(rows(0, 3, 20)), bucket)  # type: ignore[attr-defined]
-        assert not entry.error_code, entry.error_message
-        return int(entry.base_offset)
 
-    assert at_leader(servers, table, bucket, write) == expected
+def holes(numbers: Iterable[int], floor: int) -> list[int]:
+    """Numbers from the floor on that are missing below a later object."""
+    kept = {number for number in numbers if number >= floor}
+    return sorted(set(range(floor, max(kept, default=floor))) - kept)
 
 
 @only_full  # the cleaner comes every half minute; tests/coordinator/wal calls it
@@ -131,17 +151,18 @@ def test_of_a_session_that_nobody_needs_the_data_goes_and_its_seal_stays(
         assert servers.coordinator.wait() != 0, "the cleaner has come"
         servers.restart_coordinator()
 
-        def cleaned() -> dict[int, SessionFiles]:
-            known = sessions(servers)
-            gone = {e: s for e, s in known.items() if s.state == "released"}
-            left = [n for s in gone.values() for n in s.numbers.values() if n > HEADER_BYTES]
-            return gone if gone and not left else {}
+        def cleaned() -> list[int]:
+            known = servers.entries("/wal/sessions/").items()
+            gone = [p for p, value in known if json.loads(value)["state"] == "released"]
+            epochs = [int(path.rsplit("/", 1)[1]) for path in gone]
+            left = [n for e in epochs for n in sizes(servers, e).values() if n > HEADER_BYTES]
+            return epochs if epochs and not left else []
 
         released = eventually(cleaned, "its data is deleted")
         traffic.progress()
-    for epoch, session in released.items():
-        assert session.numbers, "no seal is left"
-        for number in session.numbers:
+    for epoch in released:
+        assert sizes(servers, epoch), "no seal is left"
+        for number in sizes(servers, epoch):
             name = WalName(epoch, number)
             head = (servers.location / name.path).read_bytes()
             assert read_header(head, name, "the location").kind is not WalKind.DATA
