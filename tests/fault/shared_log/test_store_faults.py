@@ -108,6 +108,7 @@ def test_a_server_is_lost_while_its_puts_are_held_back_and_arrive_later(
             eventually(lambda: proxy.held_back == 0, "they have arrived")
             traffic.progress()
     traffic.check()
+    assert late > 2 * rounds(1, 50)
     print(f"{late} puts arrived after the seal of their session")
 
 
