@@ -1,6 +1,6 @@
 """Fluss's Java and Rust clients alone, against `zufluss dev`: a part of `make test-peers`.
 
-    python -m scripts.clients [java] [rust]
+    python -m scripts.clients [java] [rust] [--tablet-servers N]
 
 `tests/peers/java_client` and `tests/peers/rust_client` are the first steps of a user: they create
 tables, append, upsert, delete, look up and scan, and end with 1 at the first result that is wrong.
@@ -30,6 +30,7 @@ from zufluss.testing.server import DevServer
 PEERS = Path(__file__).parents[1] / "tests" / "peers"
 JAVA_CLIENT = PEERS / "java_client"
 RUST_CLIENT = PEERS / "rust_client"
+DEV = (sys.executable, "-m", "zufluss.cli.main", "dev")
 RUN_SECONDS = 600
 """A client that takes longer hangs; it takes seconds."""
 
@@ -76,11 +77,15 @@ CLIENTS = {
 
 
 def main() -> int:
-    """Run the programs, each on a server of its own, and read their tables with our client."""
+    """Run the programs, each on servers of its own, and read their tables with our client."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("clients", nargs="*", metavar="java | rust", help="default: both")
-    names = parser.parse_args().clients or list(CLIENTS)
-    for name in names:
+    parser.add_argument("--tablet-servers", type=int, metavar="N", help="default: one process")
+    options = parser.parse_args()
+    dev = DEV
+    if options.tablet_servers is not None:
+        dev += ("--tablet-servers", str(options.tablet_servers))
+    for name in options.clients or list(CLIENTS):
         if name not in CLIENTS:
             raise ClientError(f"no such client: {name}; there are {', '.join(CLIENTS)}")
         client = CLIENTS[name]
@@ -89,8 +94,11 @@ def main() -> int:
             print(f"{name} was left out: {', '.join(missing)} not found on the PATH")
             continue
         command = client.command()
-        print(f"Fluss's {name.title()} client", flush=True)
-        with tempfile.TemporaryDirectory(prefix="zufluss-") as data, DevServer(data) as server:
+        print(f"Fluss's {name.title()} client, zufluss {' '.join(dev[3:])}", flush=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="zufluss-") as data,
+            DevServer(data, command=dev) as server,
+        ):
             done = subprocess.run([*command, server.bootstrap], timeout=RUN_SECONDS)
             if done.returncode:
                 raise ClientError(f"Fluss's {name.title()} client failed, see above")
