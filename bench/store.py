@@ -15,6 +15,7 @@ forgets everything at its end. Only `bench` uses it; tests have moto, which chec
 | GET of a bucket | the list, all in one page |
 | POST `?delete` to a bucket | deletes the keys |
 | PUT `/-/SECONDS` | sets the latency |
+| GET `/-/` | the number of puts below `wal/` so far |
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class Store(ReadyProcess):
         address = f"http://127.0.0.1:{self.port}/-/{seconds}"
         urllib.request.urlopen(urllib.request.Request(address, method="PUT")).close()
 
+    def wal_puts(self) -> int:
+        """How many requests put an object of the shared log, answered or not."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/") as answer:
+            return int(answer.read())
+
     def settings(self, prefix: str) -> dict[str, str]:
         """Cluster keys for a location below a prefix."""
         endpoint = properties(f"http://127.0.0.1:{self.port}")
@@ -71,6 +77,7 @@ class _Objects:
 
     def __init__(self) -> None:
         self.latency = 0.0
+        self.wal_puts = 0
         self.objects: dict[str, tuple[bytes, float]] = {}
         """Content and time of change, by path."""
         self.uploads: dict[str, dict[int, bytes]] = {}
@@ -81,6 +88,8 @@ class _Objects:
         """Status, headers and body of an answer."""
         url = urlsplit(target)
         path, query = unquote(url.path)[1:], parse_qs(url.query, keep_blank_values=True)
+        if path.startswith("-/") and method == "GET":
+            return "200 OK", {}, str(self.wal_puts).encode()
         if path.startswith("-/"):
             self.latency = float(path[2:])
             return "200 OK", {}, b""
@@ -98,6 +107,7 @@ class _Objects:
     def _put(
         self, path: str, query: dict[str, list[str]], headers: dict[str, str], body: bytes
     ) -> tuple[str, dict[str, str], bytes]:
+        self.wal_puts += "/wal/" in path
         if "uploadId" in query:
             self.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = body
         elif "if-none-match" in headers and path in self.objects:

@@ -68,6 +68,10 @@ BARE_PUTS = 4
 BARE_BYTES = 4096
 BARE_SECONDS = 1.0
 
+INTERVAL_SECONDS = 0.1
+"""The default of `zufluss.wal.interval`."""
+IDLE_SECONDS = 1.0
+
 KILLS = 7
 TAKEOVER_BUCKETS = 64
 TAKEOVER_BYTES = 75_000_000
@@ -80,6 +84,7 @@ def run(directory: Path, rounds: int, quick: bool) -> Iterator[Measure]:
     with Store() as store:
         yield from _appends(directory / "small", store, rounds, seconds)
         yield from _latency(directory / "latency", store, rounds)
+        yield from _puts(directory / "puts", store, rounds, seconds)
         yield _large(directory / "large", store, rounds)
         yield _upserts(directory / "upserts", store, rounds, seconds)
         yield _kills(directory / "kills", store, 3 if quick else KILLS)
@@ -204,6 +209,34 @@ async def _bare_puts(store: Store) -> list[float]:
 
     await asyncio.gather(*map(puts, range(BARE_PUTS)))
     return found
+
+
+def _puts(directory: Path, store: Store, rounds: int, seconds: float) -> Iterator[Measure]:
+    """Requests that cost money: one per interval under load, none without."""
+    store.latency(SHORT_LATENCY_SECONDS)
+    with Side(directory, store, **REMOTE) as side:
+        info, frames = _small_table(side)
+        busy = []
+        for _ in range(rounds):
+            before = store.wal_puts()
+            load = side.load(frames, **QUIET, seconds=seconds)
+            puts = store.wal_puts() - before - 1  # the first one after a pause starts at once
+            busy.append(puts / load.seconds)
+            time.sleep(IDLE_SECONDS)
+        before = store.wal_puts()
+        time.sleep(IDLE_SECONDS)
+        idle = store.wal_puts() - before
+        check_count(side.connection, info, SMALL_ROWS * side.answered)
+    yield compared(
+        "wal.puts",
+        f"append {SMALL_ROWS} rows × 16: puts of a server, against one per interval",
+        busy,
+        [1 / INTERVAL_SECONDS] * rounds,
+        "/s",
+        at_most=1.0,
+    )
+    label = f"puts of a server that nobody writes to, in {IDLE_SECONDS:g} s"
+    yield Measure("wal.puts.idle", label, str(idle), value=idle, unit="puts", at_most=0)
 
 
 def _large(directory: Path, store: Store, rounds: int) -> Measure:
