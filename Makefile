@@ -59,6 +59,7 @@ test-spark41: kernels ## the Spark tests once more, on Spark 4.1
 
 test-peers: kernels ## Fluss's Java and Rust clients and its Flink connector against zufluss dev (needs Maven Central; not part of CI)
 	$(BIN)/python -m scripts.clients
+	$(BIN)/python -m scripts.clients --tablet-servers 3
 	$(BIN)/python -m examples.flink.run || test $$? -eq 3
 	$(BIN)/python -m scripts.peers
 
@@ -74,6 +75,9 @@ bench: kernels ## measured ratios to the machine's own limits and to pyfluss
 fault: kernels ## the full fault counts: crashes, power loss, fuzzing (long)
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $$(command -v uv || echo $(BIN)/uv) sync --frozen --active --quiet --inexact --group fuzz
 	ZUFLUSS_FAULT=full $(BIN)/pytest tests/fault tests/fuzz tests/log tests/end_to_end/test_mutated_requests.py tests/end_to_end/test_untrue_requests.py tests/end_to_end/test_kv_evolution.py tests/tiering/test_faults.py tests/tiering/test_clusters.py tests/end_to_end/leases tests/end_to_end/kv_scans tests/end_to_end/aggregation tests/spark tests/examples tests/tablet/scan/test_states.py tests/coordinator/remote/test_snapshot_retention.py -n 2 --timeout 3600
+	for engine in versitygw minio; do if command -v $$engine; then \
+		ZUFLUSS_S3_SERVER=$$engine ZUFLUSS_FAULT=full $(BIN)/pytest tests/log/shared/test_conformance.py tests/log/shared/test_faults.py tests/fault/shared_log/test_store_faults.py -n 2 --timeout 3600 || exit 1; \
+	fi; done
 	$(BIN)/python -m tests.fuzz.run
 
 proto: $(READY) ## regenerate the protobuf messages

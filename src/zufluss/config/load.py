@@ -43,6 +43,8 @@ OTHER_VARIABLES = frozenset(
         "ZUFLUSS_CONFIG",
         "ZUFLUSS_DEBUG",
         "ZUFLUSS_FAULT",
+        "ZUFLUSS_S3_SERVER",
+        "ZUFLUSS_SEED",
         "ZUFLUSS_TEST_MEMORY_LOCATIONS",
     }
 )
