@@ -35,7 +35,7 @@ class S3Server(ReadyProcess):
 
     def arguments(self) -> Sequence[str]:
         """The command line."""
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        return [sys.executable, "-m", "zufluss.testing.moto_server", "-H", "127.0.0.1", "-p", "0"]
 
     def became_ready(self, line: re.Match[str]) -> None:
         """Take the address."""
