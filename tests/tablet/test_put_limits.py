@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from tests.waiting import WAIT_SECONDS
 from zufluss.errors import ErrorCode, StorageBackpressureError
 from zufluss.kv import tablet
 from zufluss.kv.hot.entries import NEWEST
-from zufluss.kv.store import KvStore, hash_keys
+from zufluss.kv.store import KvStore, RowsTooLargeError, hash_keys
 from zufluss.obs import metrics
 from zufluss.record.slices import Slices
 from zufluss.tablet import put as put_module
@@ -103,6 +106,35 @@ async def test_a_put_without_memory_is_refused_and_its_bucket_goes_on(
     assert replica.tablet.failure is None
     assert (await put(keyed, CODEC.put((2, "two")))).log_end_offset == 2
     assert replica.row_count() == 2
+
+
+class Held:
+    """What a frame holds; a weak reference tells when it is freed."""
+
+
+async def test_what_the_frames_of_a_refusal_held_is_freed_without_a_collection_of_garbage(
+    keyed: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """80 refused puts, or limit scans, kept the rows that they had read: 1 to 2 GB."""
+    replica = await keyed.open()
+    held: list[weakref.ref[Held]] = []
+
+    def too_large(*_: object, **__: object) -> None:
+        rows = Held()
+        held.append(weakref.ref(rows))
+        raise RowsTooLargeError("rows")
+
+    monkeypatch.setattr(KvStore, "get", too_large)
+    gc.disable()
+    try:
+        refused = await put(keyed, CODEC.put((1, "one")), CODEC.put((2, "two")))
+        assert refused.error_code == ErrorCode.RECORD_TOO_LARGE_EXCEPTION
+        with suppress(RowsTooLargeError):
+            await keyed.kv.call(lambda: replica.tablet.store.get())
+        await keyed.kv.call(lambda: None)  # the worker has forgotten its earlier jobs then
+        assert [reference() for reference in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_memory_and_open_files_of_primary_key_buckets_are_measured(tmp_path: Path) -> None:

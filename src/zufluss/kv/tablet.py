@@ -195,11 +195,12 @@ class KvTablet:
         bytes_max = max(STORED_BYTES_MAX, STORED_ROWS_MIN * self._value_bytes_max)
         try:
             return self.store.get(keys, hashes, NEWEST if one else bytes_max)
-        except RowsTooLargeError as e:
-            raise RecordTooLargeError(
-                f"{self.table.info.path}: the stored rows of the {keys.count} keys of a batch take "
-                f"more than {bytes_max} bytes; send fewer keys in a batch"
-            ) from e
+        except RowsTooLargeError:
+            pass  # as the cause of another error it would keep the rows in its frames
+        raise RecordTooLargeError(
+            f"{self.table.info.path}: the stored rows of the {keys.count} keys of a batch take "
+            f"more than {bytes_max} bytes; send fewer keys in a batch"
+        )
 
     def _apply(
         self,

@@ -122,17 +122,13 @@ class KvHost:
     async def call(self, job: Callable[[], T]) -> T:
         """Run a job in the worker, after every job submitted earlier."""
         future: asyncio.Future[T] = self._loop.create_future()
-
-        def done(outcome: Any) -> None:
-            if future.cancelled():
-                return
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        self.worker.submit(job, done)
-        return await future
+        self.worker.submit(job, partial(_settle, future))
+        try:
+            return await future
+        finally:
+            # The traceback of its error has this frame. All its frames, and the rows that they
+            # hold, would wait for a collection of garbage.
+            del future
 
     @property
     def memory_bytes(self) -> tuple[int, int]:
@@ -346,3 +342,13 @@ class KvHost:
         await self._loop.run_in_executor(None, self.encoders.stop)
         if self._memory is not None:
             await self._loop.run_in_executor(None, self._memory.close)
+
+
+def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
+    """Give the outcome of a job to the task that waits for it, unless it was cancelled."""
+    if future.cancelled():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -430,6 +430,8 @@ class PutHandler:
             try:
                 put = prepare()
             except Exception as e:
+                if isinstance(e, ZuflussError):
+                    e = e.with_traceback(None)  # its frames hold the records
                 submit = partial(encoders.refuse, partial(_raise, e))
             else:
                 submit = partial(encoders.submit, tablet, put.row_bytes, partial(_encode, put))
