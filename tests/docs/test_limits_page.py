@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fault.test_cost import GROWTH_BYTES, GROWTH_PER_BYTE
+from tests.fault.test_cost import ANSWERS_GROWTH_BYTES, GROWTH_BYTES, GROWTH_PER_BYTE
 from tests.paths import DOCS
 from zufluss import pacing
 from zufluss.coordinator.catalog.catalog import DESCRIPTOR_BYTES_MAX
@@ -37,7 +37,10 @@ ROWS = {
     ],
     "unread answers of a client": [WRITE_BUFFER_HIGH],
     "unread answers of all": [round(SHORT_SEND_SECONDS)],
-    "growth of the server": [GROWTH_BYTES >> 20, GROWTH_PER_BYTE],
+    "growth of the server while it handles a": [GROWTH_BYTES >> 20, GROWTH_PER_BYTE],
+    "growth of the server while it handles many": [
+        ANSWERS_GROWTH_BYTES >> 20, WRITE_BUFFER_HIGH, GROWTH_PER_BYTE,
+    ],
     "sliced work of all connections": [round(pacing.TURN_SECONDS * 1000)],
     "requests of a read": [REQUESTS_AT_ONCE],
     "a request that is decoded": [codec.BYTES_AT_ONCE],

@@ -6,12 +6,16 @@ are deep, wide or have long lists, small batches that unpack to the largest size
 answer is no internal error and no longer than `docs/limits.md` says, the server has not grown by
 more than the page says, and a second connection is answered. `python -m bench.stalls` measures
 how long the second connection waits; tests assert no durations.
+
+Clients also send many such requests at once, on several connections, and read no answer at first.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +52,7 @@ from zufluss.model.predicate import (
     Predicate,
 )
 from zufluss.model.schema import Schema
+from zufluss.net.connection import WRITE_BUFFER_HIGH
 from zufluss.record.kernels.batch_check import MAX_UNCOMPRESSED_BYTES
 from zufluss.wire import messages as m
 from zufluss.wire.api import APIS, ApiKey
@@ -55,6 +60,11 @@ from zufluss.wire.hot.buckets import BUCKETS_MAX
 from zufluss.wire.predicates import predicate_to_proto
 
 REQUESTS = rounds(54, 5_000)
+BURSTS = rounds(6, 300)
+CONNECTIONS, REQUESTS_AT_ONCE, AT_ONCE_BYTES = 10, 50, 4_000
+"""Of a burst: connections, requests of each, and the length of the longest request."""
+PINGS = 100
+"""Requests of another connection while nobody reads the answers to a burst."""
 BUCKETS, LARGE_ROWS, LARGE_BYTES, PARTITIONS, BATCHES = 50, 10, 1_000_000, 20, 50
 ANSWER_BYTES_MAX = 65 << 20
 """Bound of every answer: 64 MiB of rows, and their frame."""
@@ -62,6 +72,13 @@ GROWTH_BYTES = 320 << 20
 """Bound of the growth of one request: its answer a few times over while it is being made."""
 GROWTH_PER_BYTE = 100
 """Bound of the growth per byte sent beside that."""
+
+SEND_MEMORY = 64 << 20
+"""`zufluss.net.send-memory`."""
+ANSWERS_GROWTH_BYTES = 2 * GROWTH_BYTES
+"""Bound of the growth for answers that are being made, few large ones at a time."""
+BURST_GROWTH_BYTES = ANSWERS_GROWTH_BYTES + SEND_MEMORY + CONNECTIONS * WRITE_BUFFER_HIGH
+"""Bound of the growth of a burst, beside that per byte sent."""
 
 pytestmark = pytest.mark.timeout(3600 if REQUESTS > 1000 else 300)
 
@@ -298,12 +315,14 @@ VERSIONS = {
     ApiKey.PREFIX_LOOKUP: LOOKUP_VERSION,
 }
 CALLS = [key for key in ApiKey if hasattr(World, key.name.lower())]
+LARGE_ANSWERS = [ApiKey.LOOKUP, ApiKey.PREFIX_LOOKUP, ApiKey.LIMIT_SCAN, ApiKey.FETCH_LOG]
+"""Half of the requests of a burst: their answers are what takes memory."""
 
 
 @pytest.fixture
 def world(tmp_path: Path, rng: random.Random) -> Iterator[tuple[WarmServer, World]]:
     with (
-        WarmServer(tmp_path) as server,
+        WarmServer(tmp_path, {"zufluss.net.send-memory": str(SEND_MEMORY)}) as server,
         zufluss.connect(server.bootstrap) as connection,
         RawClient(server.port) as raw,
     ):
@@ -357,3 +376,58 @@ def test_the_cost_of_a_request_is_bounded(world: tuple[WarmServer, World]) -> No
             assert grown <= GROWTH_BYTES + GROWTH_PER_BYTE * len(body), (
                 f"{APIS[key].name} of {len(body)} bytes made the server grow by {grown}"
             )
+
+
+def test_the_cost_of_many_requests_at_once_is_bounded(world: tuple[WarmServer, World]) -> None:
+    server, requests = world
+    with ExitStack() as stack:
+        other = stack.enter_context(RawClient(server.port))
+        pool = stack.enter_context(ThreadPoolExecutor(2 * CONNECTIONS))
+        for _ in range(BURSTS):
+            bursts = [
+                [short_request(requests) for _ in range(REQUESTS_AT_ONCE)]
+                for _ in range(CONNECTIONS)
+            ]
+            sent = sum(len(body) for burst in bursts for _, body in burst)
+
+            def ask(bursts: list[list[tuple[ApiKey, bytes]]] = bursts) -> None:
+                with ExitStack() as clients:
+                    raws = [clients.enter_context(RawClient(server.port)) for _ in bursts]
+                    sending = [
+                        pool.submit(send, raw, burst)
+                        for raw, burst in zip(raws, bursts, strict=True)
+                    ]
+                    for _ in range(PINGS):
+                        assert other.alive()
+                    for each in [pool.submit(read_answers, raw) for raw in raws] + sending:
+                        each.result()
+
+            assert growth(server.pid, ask) <= BURST_GROWTH_BYTES + GROWTH_PER_BYTE * sent
+            assert other.alive()
+
+
+def short_request(requests: World) -> tuple[ApiKey, bytes]:
+    """A random request that is short enough to be sent with many others."""
+    while True:
+        key = requests.rng.choice(requests.rng.choice([CALLS, LARGE_ANSWERS]))
+        body = getattr(requests, key.name.lower())().SerializeToString()
+        if len(body) <= AT_ONCE_BYTES:
+            return key, body
+
+
+def send(raw: RawClient, burst: list[tuple[ApiKey, bytes]]) -> None:
+    """Send the requests one behind the other, as fast as the server takes them."""
+    for key, body in burst:
+        raw.begin(key, body, VERSIONS.get(key, 0))
+
+
+def read_answers(raw: RawClient) -> None:
+    """Read the answers to a burst: each request has one, and none is an internal error."""
+    answered = set()
+    for _ in range(REQUESTS_AT_ONCE):
+        answer = raw.receive()
+        problem = "" if answer.error is None else answer.error.message
+        assert "internal server error" not in problem
+        assert answer.error is not None or len(answer.body) <= ANSWER_BYTES_MAX
+        answered.add(answer.request_id)
+    assert answered == set(range(REQUESTS_AT_ONCE))
