@@ -25,14 +25,12 @@ import pytest_asyncio
 from zufluss.meta.api import (
     PATH_BYTES_MAX,
     VALUE_BYTES_MAX,
-    ChangeKind,
     Check,
     ConflictError,
     Create,
     Delete,
     MetaStore,
     Op,
-    PathChange,
     Put,
     StoreClosedError,
 )
@@ -262,91 +260,6 @@ class MetaStoreConformance:
             await store.read("/a")
         with pytest.raises(StoreClosedError):
             await store.transact([Create("/a", b"")])
-        with pytest.raises(StoreClosedError):
-            await store.watch("/")
-
-    # Watches
-
-    async def test_a_watch_reports_each_kind_of_change(self, store: MetaStore) -> None:
-        """Creation, put and deletion of a path, with its version."""
-        with await store.watch("/w") as watch:
-            await store.transact([Create("/w/a", b"1")])
-            created = await anext(watch)
-            assert created == PathChange("/w/a", ChangeKind.CREATED, await _version(store, "/w/a"))
-            await store.transact([Put("/w/a", b"2")])
-            version = await _version(store, "/w/a")
-            assert await anext(watch) == PathChange("/w/a", ChangeKind.PUT, version)
-            await store.transact([Delete("/w/a")])
-            assert await anext(watch) == PathChange("/w/a", ChangeKind.DELETED, version)
-
-    async def test_a_watch_covers_its_prefix_and_nothing_else(self, store: MetaStore) -> None:
-        """`/w` covers itself and `/w/…`, never `/ww`, and never a Check."""
-        await store.transact([Create("/w/checked", b"")])
-        version = await _version(store, "/w/checked")
-        with await store.watch("/w") as watch, await store.watch("/") as everything:
-            await store.transact(
-                [
-                    Create("/ww", b""),
-                    Create("/v/w", b""),
-                    Check("/w/checked", version),
-                    Create("/w", b""),
-                    Create("/w/x/y", b""),
-                ]
-            )
-            assert {(await anext(watch)).path for _ in range(2)} == {"/w", "/w/x/y"}
-            seen = {(await anext(everything)).path for _ in range(4)}
-            assert seen == {"/ww", "/v/w", "/w", "/w/x/y"}
-
-    async def test_a_watch_reports_changes_in_commit_order(self, store: MetaStore) -> None:
-        """Whoever sees the second change can read the first."""
-        with await store.watch("/") as watch:
-            paths = [f"/{i}" for i in range(20)]
-            for path in paths:
-                await store.transact([Create(path, b"")])
-            assert [(await anext(watch)).path for _ in paths] == paths
-
-    async def test_a_watcher_that_rereads_ends_with_the_last_value(self, store: MetaStore) -> None:
-        """Changes may be merged into one event, but the last one is never missed."""
-        await store.transact([Create("/w", b"start")])
-        with await store.watch("/w") as watch:
-            writes = asyncio.create_task(_puts(store, "/w", 50))
-            async for _change in watch:
-                if await _value(store, "/w") == b"last":
-                    break
-            await writes
-
-    async def test_a_refused_transaction_is_not_reported(self, store: MetaStore) -> None:
-        """An event means that something changed."""
-        with await store.watch("/") as watch:
-            await _refused(store, [Create("/a", b""), Put("/missing", b"")])
-            await store.transact([Create("/b", b"")])
-            assert (await anext(watch)).path == "/b"
-
-    async def test_a_change_is_reported_even_when_its_writer_was_cancelled(
-        self, store: MetaStore
-    ) -> None:
-        """The outcome of a cancelled transaction is unknown to its writer, not to a watcher."""
-        with await store.watch("/") as watch:
-            writer = asyncio.create_task(store.transact([Create("/a", b"")]))
-            await asyncio.sleep(0)
-            writer.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await writer
-            await store.transact([Create("/end", b"")])
-            committed = await store.read("/a") is not None
-            seen = [await anext(watch)]
-            while seen[-1].path != "/end":
-                seen.append(await anext(watch))
-            assert [change.path for change in seen] == (["/a"] if committed else []) + ["/end"]
-
-    async def test_closing_a_watch_or_the_store_ends_the_iteration(self, store: MetaStore) -> None:
-        """A watching task ends by itself when its watch or its store is closed."""
-        one, other = await store.watch("/"), await store.watch("/")
-        tasks = [asyncio.create_task(_drain(one)), asyncio.create_task(_drain(other))]
-        one.close()
-        assert await tasks[0] == []
-        await store.close()
-        assert await tasks[1] == []
 
 
 async def _value(store: MetaStore, path: str) -> bytes:
@@ -379,16 +292,6 @@ async def _increments(store: MetaStore, path: str, count: int) -> list[int]:
             continue
         taken.append(number)
     return taken
-
-
-async def _puts(store: MetaStore, path: str, count: int) -> None:
-    for i in range(count):
-        await store.transact([Put(path, b"%d" % i)])
-    await store.transact([Put(path, b"last")])
-
-
-async def _drain(watch: AsyncIterator[PathChange]) -> list[PathChange]:
-    return [change async for change in watch]
 
 
 def _random_ops(chance: random.Random, step: int) -> list[Op]:

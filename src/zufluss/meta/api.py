@@ -12,11 +12,6 @@ subclassing.
 | conditional | `Put`, `Delete` and `Check` with a version fail when the path has another one |
 | versions | opaque integers, compared for equality only; every `Put` gives the path a new one |
 | independent paths | a path needs no parent, and deleting it leaves what lies below it |
-| watch | no change committed after `watch` returned goes unnoticed |
-
-A watch reports *that* a path changed, in commit order; several changes of one path may arrive as
-one event with the last of them. So a watcher reads the path again, and never replays events as a
-history. ZooKeeper's one-shot watches can keep this promise; a log of all changes they could not.
 
 A store does not promise: reads of several paths as one snapshot (`tree` included), values above
 `VALUE_BYTES_MAX`, or a known outcome when the caller of `transact` is cancelled.
@@ -24,10 +19,9 @@ A store does not promise: reads of several paths as one snapshot (`tree` include
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol, Self
+from typing import Protocol
 
 from zufluss.errors import ErrorCode, ZuflussError
 
@@ -105,26 +99,6 @@ class Check:
 Op = Create | Put | Delete | Check
 
 
-class ChangeKind(Enum):
-    """What happened to a path."""
-
-    CREATED = "created"
-    PUT = "put"
-    DELETED = "deleted"
-
-
-@dataclass(frozen=True, slots=True)
-class PathChange:
-    """A path changed: read it again. Several changes of one path may arrive as the last one."""
-
-    path: str
-    """The path that changed."""
-    kind: ChangeKind
-    """The last thing that happened to it."""
-    version: int
-    """The version it has now; of a deleted path the version it had."""
-
-
 class MetaStoreError(ZuflussError, code=ErrorCode.STORAGE_EXCEPTION):
     """The metadata store cannot be read or written."""
 
@@ -165,25 +139,6 @@ def _finding(actual: int | None) -> str:
     return "the path has no value" if actual is None else f"the path has version {actual}"
 
 
-class Watch(Protocol):
-    """Changes at or below a prefix, as an async iterator that ends when the store closes."""
-
-    def __aiter__(self) -> AsyncIterator[PathChange]:
-        """The changes, in commit order."""
-
-    async def __anext__(self) -> PathChange:
-        """The next change; waits for one."""
-
-    def close(self) -> None:
-        """Stop watching; a waiting iteration ends."""
-
-    def __enter__(self) -> Self:
-        """The watch itself, closed at the end of the block."""
-
-    def __exit__(self, *exc: object) -> None:
-        """Close the watch."""
-
-
 class MetaStore(Protocol):
     """Versioned values under slash paths; the promises are in the module's docstring."""
 
@@ -205,11 +160,8 @@ class MetaStore(Protocol):
     async def compare_and_set(self, path: str, value: bytes, version: int | None) -> int:
         """Put a value when the path has this version (None: has no value); its new version."""
 
-    async def watch(self, prefix: str) -> Watch:
-        """Watch every path at or below a prefix ("/" for all), from now on."""
-
     async def close(self) -> None:
-        """Finish the calls under way, end the watches, and release the store."""
+        """Finish the calls under way, and release the store."""
 
 
 def check_path(path: str, *, root: bool = False) -> str:
@@ -240,8 +192,3 @@ def check_ops(ops: Sequence[Op]) -> None:
                 f"the value of {op.path} has {len(op.value)} bytes, at most {VALUE_BYTES_MAX}: "
                 f"split it over several paths"
             )
-
-
-def covers(prefix: str, path: str) -> bool:
-    """Whether a path lies at or below a prefix."""
-    return prefix == "/" or path == prefix or path.startswith(prefix + "/")

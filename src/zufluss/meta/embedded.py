@@ -32,29 +32,25 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from zufluss.meta.api import (
-    ChangeKind,
-    Check,
     ConflictError,
     Create,
     Delete,
     Entry,
     MetaStoreError,
     Op,
-    PathChange,
     Put,
     StoreClosedError,
     StoreOwnedError,
     VersionedValue,
     check_ops,
     check_path,
-    covers,
 )
 from zufluss.system import sync_directory
 from zufluss.threads import Threads
@@ -84,7 +80,6 @@ class EmbeddedStore:
         self._loop = loop
         self._thread = thread
         self._db = database
-        self._watches: set[EmbeddedWatch] = set()
         self._closing: asyncio.Future[None] | None = None
 
     @classmethod
@@ -127,15 +122,8 @@ class EmbeddedStore:
         op: Op = Create(path, value) if version is None else Put(path, value, version)
         return await self._commit((op,))
 
-    async def watch(self, prefix: str) -> EmbeddedWatch:
-        """Watch every path at or below a prefix, from now on."""
-        self._check_open()
-        watch = EmbeddedWatch(check_path(prefix, root=True), self._watches.discard)
-        self._watches.add(watch)
-        return watch
-
     async def close(self) -> None:
-        """Finish the calls under way, end the watches, and release the directory."""
+        """Finish the calls under way, and release the directory."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -146,23 +134,10 @@ class EmbeddedStore:
         finally:
             self._thread.shutdown()
             os.close(self._lock)
-            for watch in tuple(self._watches):
-                watch.close()
 
     async def _commit(self, ops: tuple[Op, ...]) -> int:
         check_ops(ops)
-
-        def work() -> int:
-            revision, changes = self._db.transact(ops)
-            # From the worker, so that watches see the change even if the caller is cancelled.
-            self._loop.call_soon_threadsafe(self._publish, changes)
-            return revision
-
-        return await self._run(work)
-
-    def _publish(self, changes: list[PathChange]) -> None:
-        for watch in tuple(self._watches):
-            watch.offer(changes)
+        return await self._run(lambda: self._db.transact(ops))
 
     async def _run(self, work: Callable[[], T]) -> T:
         self._check_open()
@@ -173,49 +148,7 @@ class EmbeddedStore:
             raise StoreClosedError(f"the metadata store {self._directory} is closed")
 
     def __repr__(self) -> str:
-        return f"EmbeddedStore({str(self._directory)!r}, watches={len(self._watches)})"
-
-
-class EmbeddedWatch:
-    """A `Watch` of the embedded store: at most one pending change per path, the last one."""
-
-    def __init__(self, prefix: str, on_close: Callable[[EmbeddedWatch], None]) -> None:
-        self.prefix = prefix
-        self._pending: dict[str, PathChange] = {}
-        self._wake = asyncio.Event()
-        self._closed = False
-        self._on_close = on_close
-
-    def offer(self, changes: list[PathChange]) -> None:
-        """Take the changes of one transaction at or below the prefix."""
-        for change in changes:
-            if covers(self.prefix, change.path):
-                self._pending.pop(change.path, None)
-                self._pending[change.path] = change
-                self._wake.set()
-
-    def close(self) -> None:
-        """Stop watching; pending changes are still returned."""
-        self._closed = True
-        self._on_close(self)
-        self._wake.set()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> PathChange:
-        while not self._pending:
-            if self._closed:
-                raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-        return self._pending.pop(next(iter(self._pending)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        return f"EmbeddedStore({str(self._directory)!r})"
 
 
 class _Database:
@@ -291,7 +224,7 @@ class _Database:
             ).fetchall()
         return sorted({row[0][len(low) :].split("/", 1)[0] for row in rows})
 
-    def transact(self, ops: Sequence[Op]) -> tuple[int, list[PathChange]]:
+    def transact(self, ops: Sequence[Op]) -> int:
         with _storage(self._path), self._transaction():
             run = self._connection.execute
             run("UPDATE store SET revision = revision + 1")
@@ -306,7 +239,7 @@ class _Database:
                 self._put(put, revision)
             for deleted in _in_pieces([op.path for op in ops if isinstance(op, Delete)]):
                 run(f"DELETE FROM entry WHERE path IN ({_places(deleted)})", deleted)
-        return revision, [change for op in ops if (change := _change(op, before, revision))]
+        return revision
 
     def _versions(self, paths: Sequence[str]) -> dict[str, int]:
         """The versions of the paths that have a value, in one row."""
@@ -349,18 +282,6 @@ def _fits(op: Op, actual: int | None) -> bool:
     if isinstance(op, Create):
         return actual is None
     return actual is not None and op.version in (None, actual)
-
-
-def _change(op: Op, before: Mapping[str, int], revision: int) -> PathChange | None:
-    match op:
-        case Create():
-            return PathChange(op.path, ChangeKind.CREATED, revision)
-        case Put():
-            return PathChange(op.path, ChangeKind.PUT, revision)
-        case Delete():
-            return PathChange(op.path, ChangeKind.DELETED, before[op.path])
-        case Check():
-            return None
 
 
 def _in_pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
