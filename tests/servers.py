@@ -99,7 +99,7 @@ class WarmServer(DevServer):
     def start(self) -> Self:
         """Start and wait for the ready line."""
         self.launch()
-        self._await_ready()
+        self.await_ready()
         return self
 
 

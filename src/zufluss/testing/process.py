@@ -35,6 +35,12 @@ class ReadyProcess:
 
     def start(self) -> Self:
         """Start and wait for the ready line."""
+        self.launch()
+        self.await_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start without waiting."""
         self.process = subprocess.Popen(
             self.arguments(),
             stdout=subprocess.PIPE,
@@ -43,8 +49,6 @@ class ReadyProcess:
             env={**os.environ, **self.environ},
             start_new_session=True,
         )
-        self._await_ready()
-        return self
 
     def __enter__(self) -> Self:
         try:
@@ -71,7 +75,8 @@ class ReadyProcess:
         assert self.process is not None
         return self.process.pid
 
-    def _await_ready(self) -> None:
+    def await_ready(self) -> None:
+        """Wait for the ready line of a process that was launched."""
         assert self.process is not None
         assert self.process.stdout is not None
         for line in self.process.stdout:
