@@ -96,12 +96,6 @@ class WarmServer(DevServer):
         process: Any = WarmProcess(self.arguments(), self.environ)
         self.process = process
 
-    def start(self) -> Self:
-        """Start and wait for the ready line."""
-        self.launch()
-        self.await_ready()
-        return self
-
 
 class RoleServer(WarmServer):
     """`zufluss server --role …` with a configuration file."""

@@ -52,7 +52,7 @@ from zufluss.errors import ConfigError, NetworkError, ZuflussError
 from zufluss.expiry import ExpiryClock
 from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files, files_from_environment
-from zufluss.meta.embedded import EmbeddedStore
+from zufluss.meta.open import open_store
 from zufluss.meta.probe import store_probe
 from zufluss.net.client import RpcConnection, open_connection
 from zufluss.net.listeners import resolve_listeners
@@ -338,7 +338,7 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
     files = files_from_environment()
     async with AsyncExitStack() as closing:
         expiry = await closing.enter_async_context(_expiry_clock(conf, files))
-        store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
+        store = await open_store(conf)
         closing.push_async_callback(store.close)
         shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
         node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
@@ -432,7 +432,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
         expiry = await closing.enter_async_context(
             _expiry_clock(conf, files, COORDINATOR_CLOCK_FILE)
         )
-        store = await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / "meta")
+        store = await open_store(conf)
         closing.push_async_callback(store.close)
         shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
         closing.callback(tablets.close)

@@ -111,6 +111,10 @@ class StoreOwnedError(MetaStoreError):
     """Another process has this store open."""
 
 
+class TransactionTooLargeError(MetaStoreError, code=ErrorCode.RECORD_TOO_LARGE_EXCEPTION):
+    """A transaction is larger than the store takes; nothing was sent, and nothing was changed."""
+
+
 class ConflictError(MetaStoreError, code=ErrorCode.INVALID_UPDATE_VERSION_EXCEPTION):
     """A transaction was refused, because a path does not have the version that it expects.
 

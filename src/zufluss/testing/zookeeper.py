@@ -197,7 +197,7 @@ class ZooKeeper:
             "maxSessionTimeout": str(SESSION_MS_MAX),
             "maxClientCnxns": "0",
             "admin.enableServer": "false",
-            "4lw.commands.whitelist": "srvr,mntr",
+            "4lw.commands.whitelist": "srvr,mntr,dump",
             **self._properties,
             **self._tls,
         }
