@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from zufluss.cluster.wal import WalSession
 from zufluss.config.load import Configuration
 from zufluss.config.values import Endpoint
 from zufluss.coordinator.server import Coordinator
+from zufluss.meta.api import MetaStore
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath
@@ -162,9 +163,10 @@ class Cluster:
         self.seconds: Callable[[], float] = time.monotonic
         self.tablet = RecordingTablet()
         self.services = Services()
+        self.open_store: Callable[[Path], Awaitable[MetaStore]] = EmbeddedStore.open
 
     async def start(self) -> Cluster:
-        self.store = await EmbeddedStore.open(self.directory)
+        self.store = await self.open_store(self.directory)
         self.coordinator = await Coordinator.open(
             self.conf, self.store, COORDINATOR, self.clock, clock=self.seconds
         )
@@ -184,6 +186,7 @@ class Cluster:
         await self.stop()
         again = Cluster(self.directory)
         again.conf, again.clock, again.seconds = self.conf, self.clock, self.seconds
+        again.open_store = self.open_store
         again.tablet.end, again.tablet.ends = self.tablet.end, self.tablet.ends
         return await again.start()
 

@@ -41,15 +41,12 @@ from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.ledger import Ledger, is_without_effect
 from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import UnknownTableOrBucketError, ZuflussError
-from zufluss.meta.api import ConflictError, MetaStore, Op, Put
+from zufluss.meta.api import ConflictError, Entry, Op, Put, portions
 from zufluss.model.schema import dump_object
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import Usage
 
 log = structlog.get_logger(__name__)
-
-CREATED_AT_ONCE = 10_000
-"""Records that are created in one transaction, for tables of an older version."""
 
 UsageByLocation = Mapping[int, Usage]
 
@@ -166,15 +163,18 @@ class BucketRemotes:
     @classmethod
     async def open(
         cls,
-        store: MetaStore,
+        entries: Iterable[Entry],
         ledger: Ledger,
         image: ClusterImage,
         changes: Feed[Sequence[ImageChange]],
     ) -> BucketRemotes:
-        """Load the records of all buckets, and follow the catalog from now on."""
+        """Load the records of all buckets from the store's entries, and follow the catalog.
+
+        Buckets that an older version created without a record get one.
+        """
         remotes = cls(image, ledger)
         buckets = [bucket for _, bucket, _ in image.buckets()]
-        values = {entry.path: entry.value for entry in await store.tree("/tables")}
+        values = {entry.path: entry.value for entry in entries}
         missing: list[Op] = []
         for bucket in buckets:
             path = records.bucket_remote(bucket)
@@ -182,8 +182,7 @@ class BucketRemotes:
                 remotes._set(bucket, records.guarded(path, BucketRecord.from_json, values[path]))
             else:
                 missing.append(records.create_bucket_remote(bucket))
-        for at in range(0, len(missing), CREATED_AT_ONCE):
-            await ledger.commit(missing[at : at + CREATED_AT_ONCE])
+        await ledger.commit_in_portions(missing)
         changes.subscribe(remotes.changed)
         return remotes
 
@@ -280,9 +279,10 @@ class BucketRemotes:
         buckets: Iterable[TableBucket],
         make: Callable[[TableBucket, BucketRecord], BucketRecord],
     ) -> list[TableBucket]:
-        """Change many buckets in one transaction, as `change` does; returns the changed ones.
+        """Change many buckets, as `change` does; returns the changed ones.
 
-        A bucket that is dropped meanwhile is left out.
+        A bucket that is dropped meanwhile is left out. What is too much for one transaction takes
+        several: if one fails, the buckets before it have changed.
         """
         chosen = list(buckets)
         await self.read_again(chosen)
@@ -332,33 +332,39 @@ class BucketRemotes:
     async def _commit(self, after: dict[TableBucket, BucketRecord]) -> list[TableBucket]:
         """Store new records, then put them into memory; returns the buckets that still exist."""
         assert self.turn.locked(), "changes take turns"
-        puts = {
-            bucket: Put(records.bucket_remote(bucket), record.to_json())
-            for bucket, record in after.items()
-        }
-        left = {put.path: bucket for bucket, put in puts.items()}
-        self._changing = frozenset(after)
-        self._over.clear()
-        try:
-            while left:
-                try:
-                    await self.ledger.commit([puts[bucket] for bucket in left.values()])
-                    break
-                except ConflictError as conflict:  # the bucket was dropped, its record is gone
-                    del left[conflict.op.path]
-            for bucket in left.values():
-                if self.image.leader(bucket) is not None:  # it may have been dropped meanwhile
-                    self._set(bucket, after[bucket])
-        except Exception as problem:
-            if not is_without_effect(problem):
-                await self._doubt(list(left.values()))
-            raise
-        finally:
-            self._changing = frozenset()
-            self._over.set()
-        if self._waiting:
-            await asyncio.sleep(0)  # tasks that waited for the end run before the next change
-        return list(left.values())
+        buckets = {records.bucket_remote(bucket): bucket for bucket in after}
+        puts = (Put(path, after[bucket].to_json()) for path, bucket in buckets.items())
+        changed: list[TableBucket] = []
+        for portion in portions(puts):
+            self._changing = frozenset(buckets[put.path] for put in portion)
+            self._over.clear()
+            try:
+                for path in await self._put(portion):
+                    bucket = buckets[path]
+                    if self.image.leader(bucket) is not None:  # it may have been dropped meanwhile
+                        self._set(bucket, after[bucket])
+                    changed.append(bucket)
+            except Exception as problem:
+                if not is_without_effect(problem):
+                    await self._doubt([buckets[put.path] for put in portion])
+                raise
+            finally:
+                self._changing = frozenset()
+                self._over.set()
+            if self._waiting:
+                await asyncio.sleep(0)  # tasks that waited for the end run before the next change
+        return changed
+
+    async def _put(self, puts: Iterable[Put]) -> list[str]:
+        """Store records in one transaction; returns the paths of those that still exist."""
+        left = {put.path: put for put in puts}
+        while left:
+            try:
+                await self.ledger.commit(list(left.values()))
+                break
+            except ConflictError as conflict:  # the bucket was dropped, its record is gone
+                del left[conflict.op.path]
+        return list(left)
 
     def _set(self, bucket: TableBucket, record: BucketRecord) -> None:
         for sign, each in ((-1, self.get(bucket)), (1, record)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from zufluss.coordinator import records
 from zufluss.errors import ErrorCode, ZuflussError, error
@@ -25,15 +25,20 @@ from zufluss.meta.api import (
     Put,
     StoreClosedError,
     VersionedValue,
+    portions,
 )
 
 
 class Ledger:
     """The metadata store in the hands of one coordinator. Open it with `Ledger.open`."""
 
-    def __init__(self, store: MetaStore, cluster_id: str, epoch: int, version: int) -> None:
+    def __init__(
+        self, store: MetaStore, cluster_id: str, form: int, epoch: int, version: int
+    ) -> None:
         self.cluster_id = cluster_id
         """The id of the cluster, created with its store."""
+        self.form = form
+        """The layout that the store had when it was opened; see `records.py`."""
         self.epoch = epoch
         """The coordinator epoch, larger than that of every coordinator before."""
         self._store = store
@@ -43,12 +48,12 @@ class Ledger:
     @classmethod
     async def open(cls, store: MetaStore) -> Ledger:
         """Take over a store, and fence off the coordinator that had it before."""
-        cluster_id = await _cluster_id(store)
+        cluster_id, form = await _cluster(store)
         last = await store.read(records.EPOCH_PATH)
         epoch = 1 if last is None else int(last.value) + 1
         before = None if last is None else last.version
         version = await store.compare_and_set(records.EPOCH_PATH, records.number(epoch), before)
-        return cls(store, cluster_id, epoch, version)
+        return cls(store, cluster_id, form, epoch, version)
 
     async def commit(self, ops: Sequence[Op]) -> None:
         """Apply all operations or none; error 65 when another coordinator has taken over."""
@@ -62,6 +67,14 @@ class Ledger:
                 f"coordinator epoch {self.epoch} is over: another coordinator has taken this "
                 f"metadata store; ask that one",
             ) from conflict
+
+    async def commit_in_portions(self, ops: Iterable[Op]) -> None:
+        """Apply operations in as many transactions as they need, in their order.
+
+        When one fails, those before it have been applied.
+        """
+        for portion in portions(ops):
+            await self.commit(portion)
 
     async def read(self, path: str) -> VersionedValue | None:
         """The value of a path, or None."""
@@ -110,8 +123,8 @@ def is_without_effect(problem: Exception) -> bool:
     return code is ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
 
 
-async def _cluster_id(store: MetaStore) -> str:
-    """The id of the cluster; a new store gets one."""
+async def _cluster(store: MetaStore) -> tuple[str, int]:
+    """The id of the cluster, and the format of its catalog; a new store gets both."""
     form = await store.read(records.FORMAT_PATH)
     if form is None:
         new_id = uuid.uuid4().hex
@@ -121,11 +134,12 @@ async def _cluster_id(store: MetaStore) -> str:
                 Create(records.CLUSTER_PATH, new_id.encode()),
             ]
         )
-        return new_id
+        return new_id, records.FORMAT
     cluster = await store.read(records.CLUSTER_PATH)
-    if form.value != records.number(records.FORMAT) or cluster is None:
+    known = {records.number(each): each for each in (records.FORMAT_1, records.FORMAT)}
+    if form.value not in known or cluster is None:
         raise records.CatalogDamagedError(
-            f"the catalog has format {form.value!r}, this zufluss reads format "
-            f"{records.FORMAT}: use the zufluss that wrote it"
+            f"the catalog has format {form.value!r}, this zufluss reads formats "
+            f"{', '.join(map(str, known.values()))}: use the zufluss that wrote it"
         )
-    return cluster.value.decode()
+    return cluster.value.decode(), known[form.value]

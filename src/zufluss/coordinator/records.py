@@ -6,7 +6,7 @@ is being deleted, and a drop deletes one subtree.
 
 | path | value |
 |---|---|
-| `/catalog/format` | number: version of this layout, 1 |
+| `/catalog/format` | number: version of this layout, 2; format 1 had all bucket states in one value, see `upgrade.py` |
 | `/catalog/cluster` | text: the cluster's id, 32 hex digits, created once |
 | `/coordinator/epoch` | number: grows with each start of a coordinator; every change checks it |
 | `/counters/table` `/counters/partition` `/counters/writer` `/counters/server-epoch` `/counters/lease-epoch` | number: the next id, never given twice |
@@ -16,9 +16,9 @@ is being deleted, and a drop deletes one subtree.
 | `/tables/ID/auto-increment/COLUMN_ID` | number: the last id given to the column, 0 before the first; made and deleted with the table |
 | `/tables/ID/lake/epoch` | number: the tiering epoch of the last hand-out, 0 before the first |
 | `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `fenced` (that commit had epochs), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the root of its location on), `location` (its id; absent for the first one), `readable_offsets` and `readable_location` (the same, where known) |
-| `/tables/ID/buckets` | `buckets`: a list by bucket number of `[replicas, leader, leader_epoch, isr, bucket_epoch]`, and `wal` if it is set; absent for a partitioned table |
+| `/tables/ID/buckets/N` | `buckets`: a list of `[replicas, leader, leader_epoch, isr, bucket_epoch]`, and `wal` if it is set, of the buckets from 128 N on; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
-| `/tables/ID/partitions/PARTITION_ID/buckets` | as `/tables/ID/buckets` |
+| `/tables/ID/partitions/PARTITION_ID/buckets/N` | as `/tables/ID/buckets/N` |
 | `/tables/ID/remote/BUCKET` | the remote side of the bucket, see `bucket_remotes.py`; created and deleted with the table |
 | `/tables/ID/partitions/PARTITION_ID/remote/BUCKET` | the same, with the partition |
 | `/remote/drops/table-ID` | `database`, `table`, `table_id`: a dropped table whose remote files are to be deleted; made in the transaction of the drop |
@@ -30,7 +30,11 @@ is being deleted, and a drop deletes one subtree.
 | `/remote/locations` `/remote/placement` `/configs/cluster` | see `remote/locations.py` |
 | `/wal/durability` `/wal/sessions/EPOCH` | see `wal/book.py` |
 
-Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` is a path of its own because leaders change on their own.
+Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` are paths of their own because leaders change on their own.
+
+A table exists while `/tables/ID` has a value, a partition while its path and its table's have one. What is too much for
+one transaction is created before that value and deleted after it. The note of a drop is there meanwhile, so that the
+cleaner (`remote/cleaner.py`) deletes what a drop, or a creation that was not finished, left over.
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -65,7 +69,9 @@ from zufluss.model.table import (
     TablePath,
 )
 
-FORMAT = 1
+FORMAT = 2
+FORMAT_1 = 1
+"""The layout before, which is upgraded."""
 FORMAT_PATH = "/catalog/format"
 CLUSTER_PATH = "/catalog/cluster"
 EPOCH_PATH = "/coordinator/epoch"
@@ -78,6 +84,8 @@ DROPS_PATH = "/remote/drops"
 LEASES_PATH = "/leases/kv-snapshot"
 NAMES_AT_ONCE = 1000
 """Names of dropped partitions in one value."""
+BUCKETS_AT_ONCE = 128
+"""Bucket states in one value."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -158,17 +166,34 @@ def drop_database(name: str) -> Op:
     return Delete(f"/databases/{name}")
 
 
-def create_table(entry: TableEntry) -> list[Op]:
+class CatalogChange(NamedTuple):
+    """Operations that create or drop a table or partition."""
+
+    decisive: list[Op]
+    """Those that decide whether it exists, which belong into one transaction."""
+    rest: list[Op]
+    """Those before a creation, or after a drop, if there are too many for that transaction."""
+    note: Create
+    """The note of a drop: while it is there, nobody expects the rest to be complete."""
+
+    @property
+    def all(self) -> list[Op]:
+        """Everything, for one transaction."""
+        return [*self.decisive, *self.rest]
+
+
+def create_table(entry: TableEntry) -> CatalogChange:
     """Operations that create a table with its schemas and buckets."""
     base = _table_path(entry.info.table_id)
-    ops: list[Op] = [Create(base, _table_value(entry))]
-    ops += [_create_schema(base, i, schema) for i, schema in entry.schemas.items()]
-    ops += [Create(counter, number(0)) for counter in _id_counters(entry.info)]
-    ops += create_lake(entry.info.table_id)
-    if not entry.info.is_partitioned:
-        ops.append(Create(f"{base}/buckets", _buckets_value(entry.buckets)))
-    ops += map(create_bucket_remote, _buckets(entry))
-    return ops
+    decisive: list[Op] = [Create(base, _table_value(entry))]
+    decisive += [_create_schema(base, i, schema) for i, schema in entry.schemas.items()]
+    decisive += [Create(counter, number(0)) for counter in _id_counters(entry.info)]
+    decisive += create_lake(entry.info.table_id)
+    rest: list[Op] = [] if entry.info.is_partitioned else create_buckets(base, entry.buckets)
+    rest += map(create_bucket_remote, _buckets(entry))
+    return CatalogChange(
+        decisive, rest, _create_drop(Drop(entry.physical_path, entry.info.table_id))
+    )
 
 
 def alter_table(before: TableEntry, after: TableEntry) -> list[Op]:
@@ -183,57 +208,82 @@ def alter_table(before: TableEntry, after: TableEntry) -> list[Op]:
     return ops
 
 
-def put_buckets(entry: Holder) -> Op:
-    """The operation that replaces the bucket states of a table or partition."""
-    return Put(buckets_path(entry), _buckets_value(entry.buckets))
+def create_buckets(base: str, states: Sequence[BucketState]) -> list[Op]:
+    """Operations that create the bucket states of a table or partition with this path."""
+    return [
+        Create(f"{base}/buckets/{chunk}", _buckets_value(states, chunk))
+        for chunk in range(_chunks(states))
+    ]
 
 
-def buckets_path(entry: Holder) -> str:
-    """The path of the bucket states of a table or partition."""
+def put_buckets(entry: Holder, chunk: int) -> Op:
+    """The operation that replaces the bucket states of a table or partition in one value."""
+    return Put(f"{holder_path(entry)}/buckets/{chunk}", _buckets_value(entry.buckets, chunk))
+
+
+def chunk_of(bucket_id: int) -> int:
+    """The number of the value that has the state of a bucket."""
+    return bucket_id // BUCKETS_AT_ONCE
+
+
+def holder_path(entry: Holder) -> str:
+    """The path of a table or partition."""
     if isinstance(entry, TableEntry):
-        return f"{_table_path(entry.info.table_id)}/buckets"
-    return f"{_partition_path(entry)}/buckets"
+        return _table_path(entry.info.table_id)
+    return _partition_path(entry)
 
 
-def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> list[Op]:
+def drop_table(entry: TableEntry, partitions: Iterable[PartitionEntry]) -> CatalogChange:
     """Operations that delete a table with everything below it, and note its remote files."""
     base = _table_path(entry.info.table_id)
-    ops: list[Op] = [Delete(base)]
-    ops += [Delete(f"{base}/schemas/{i}") for i in entry.schemas]
-    ops += [Delete(counter) for counter in _id_counters(entry.info)]
-    ops += [Delete(tiering_epoch(entry.info.table_id)), Delete(_snapshots(entry.info.table_id))]
-    if not entry.info.is_partitioned:
-        ops.append(Delete(f"{base}/buckets"))
-    ops += [Delete(bucket_remote(bucket)) for bucket in _buckets(entry)]
     gone = tuple(partitions)
+    note = _create_drop(Drop(entry.physical_path, entry.info.table_id))
+    decisive: list[Op] = [Delete(base), note]
+    decisive += _create_names(gone) if entry.info.has_primary_key else []
+    rest: list[Op] = [Delete(f"{base}/schemas/{i}") for i in entry.schemas]
+    rest += [Delete(counter) for counter in _id_counters(entry.info)]
+    rest += [Delete(tiering_epoch(entry.info.table_id)), Delete(_snapshots(entry.info.table_id))]
+    rest += _delete_buckets(base, entry)
     for partition in gone:
-        ops += _delete_partition(partition)
-    ops.append(_create_drop(Drop(entry.physical_path, entry.info.table_id)))
-    return ops + (_create_names(gone) if entry.info.has_primary_key else [])
+        path = _partition_path(partition)
+        rest += [Delete(path), *_delete_buckets(path, partition)]
+    return CatalogChange(decisive, rest, note)
 
 
-def create_partition(entry: PartitionEntry) -> list[Op]:
+def create_partition(table: TablePath, entry: PartitionEntry) -> CatalogChange:
     """Operations that create a partition with its buckets."""
     path = _partition_path(entry)
     value: dict[str, Any] = {"name": entry.name, "created_time": entry.created_time}
-    ops: list[Op] = [
-        Create(path, dump_object(value | _location(entry))),
-        Create(f"{path}/buckets", _buckets_value(entry.buckets)),
-    ]
-    return [*ops, *map(create_bucket_remote, _buckets(entry))]
+    rest = create_buckets(path, entry.buckets)
+    rest += map(create_bucket_remote, _buckets(entry))
+    return CatalogChange(
+        [Create(path, dump_object(value | _location(entry)))],
+        rest,
+        _create_drop(_partition_drop(table, entry)),
+    )
 
 
-def drop_partition(table: TablePath, entry: PartitionEntry) -> list[Op]:
+def drop_partition(table: TablePath, entry: PartitionEntry) -> CatalogChange:
     """Operations that delete a partition with its buckets, and note its remote files."""
-    owner = PhysicalTablePath(*table, entry.name)
-    drop = _create_drop(Drop(owner, entry.table_id, entry.partition_id))
-    return [*_delete_partition(entry), drop]
-
-
-def _delete_partition(entry: PartitionEntry) -> list[Op]:
     path = _partition_path(entry)
-    ops: list[Op] = [Delete(path), Delete(f"{path}/buckets")]
+    note = _create_drop(_partition_drop(table, entry))
+    return CatalogChange([Delete(path), note], _delete_buckets(path, entry), note)
+
+
+def _partition_drop(table: TablePath, entry: PartitionEntry) -> Drop:
+    return Drop(PhysicalTablePath(*table, entry.name), entry.table_id, entry.partition_id)
+
+
+def _delete_buckets(path: str, entry: TableEntry | PartitionEntry) -> list[Op]:
+    """Operations that delete the bucket states, and the remote sides of the buckets."""
+    ops: list[Op] = [Delete(f"{path}/buckets/{i}") for i in range(_chunks(entry.buckets))]
     return [*ops, *(Delete(bucket_remote(bucket)) for bucket in _buckets(entry))]
+
+
+def dropped_path(drop: Drop) -> str:
+    """The path at and below which a dropped table or partition leaves nothing."""
+    base = _table_path(drop.table_id)
+    return base if drop.partition_id is None else f"{base}/partitions/{drop.partition_id}"
 
 
 def bucket_remote(bucket: TableBucket) -> str:
@@ -256,7 +306,7 @@ def _buckets(entry: TableEntry | PartitionEntry) -> list[TableBucket]:
     return [TableBucket(entry.table_id, entry.partition_id, i) for i in numbers]
 
 
-def _create_drop(drop: Drop) -> Op:
+def _create_drop(drop: Drop) -> Create:
     value = {
         "database": drop.owner.database,
         "table": drop.owner.table,
@@ -369,8 +419,14 @@ def _location(entry: TableEntry | PartitionEntry) -> dict[str, Any]:
     return {"remote_location": entry.remote_location} if known else {}
 
 
-def _buckets_value(states: Sequence[BucketState]) -> bytes:
-    return dump_object({"buckets": list(map(_bucket_row, states))})
+def _chunks(states: Sequence[BucketState]) -> int:
+    """How many values the states of buckets take."""
+    return -(-len(states) // BUCKETS_AT_ONCE)
+
+
+def _buckets_value(states: Sequence[BucketState], chunk: int) -> bytes:
+    some = states[chunk * BUCKETS_AT_ONCE : (chunk + 1) * BUCKETS_AT_ONCE]
+    return dump_object({"buckets": list(map(_bucket_row, some))})
 
 
 def _bucket_row(state: BucketState) -> list[Any]:
@@ -390,6 +446,8 @@ def load(entries: Iterable[Entry]) -> Iterator[ImageChange]:
     taken: set[TablePath] = set()
     for table_id in tree.names("/tables"):
         base = f"/tables/{table_id}"
+        if not tree.has(base, table_drop(int(table_id))):
+            continue
         table = _guarded(base, partial(_table, tree, base))
         if table.info.path in taken or table.info.path.database not in databases:
             raise _damaged(base, f"table '{table.info.path}' is there twice or has no database")
@@ -397,6 +455,8 @@ def load(entries: Iterable[Entry]) -> Iterator[ImageChange]:
         yield TablePut(table)
         for partition_id in tree.names(f"{base}/partitions"):
             path = f"{base}/partitions/{partition_id}"
+            if not tree.has(path, partition_drop(int(partition_id))):
+                continue
             yield PartitionPut(_guarded(path, partial(_partition, tree, path, table)))
 
 
@@ -440,6 +500,12 @@ class _Tree:
 
     def names(self, path: str) -> list[str]:
         return list(self._names.get(path, ()))
+
+    def has(self, path: str, note: str) -> bool:
+        """Whether a table or partition exists, and is not only left over from a noted drop."""
+        if path not in self.values and note not in self.values:
+            raise _damaged(path, "something is below it, and no drop of it is noted")
+        return path in self.values
 
     def object(self, path: str) -> Any:
         return json.loads(self.values[path])
@@ -523,8 +589,26 @@ def _lake(tree: _Tree, table_id: int) -> LakeRecord | None:
 
 
 def _bucket_states(tree: _Tree, path: str) -> tuple[BucketState, ...]:
-    rows = tree.object(f"{path}/buckets")["buckets"]
-    return tuple(
-        BucketState(tuple(replicas), leader, leader_epoch, tuple(isr), bucket_epoch, *wal)
-        for replicas, leader, leader_epoch, isr, bucket_epoch, *wal in rows
-    )
+    chunks = sorted(map(int, tree.names(f"{path}/buckets")))
+    if chunks != list(range(len(chunks))):
+        raise ValueError(f"bucket states {chunks}, expected 0 to {len(chunks) - 1}")
+    rows = [row for i in chunks for row in tree.object(f"{path}/buckets/{i}")["buckets"]]
+    return tuple(map(_bucket_state, rows))
+
+
+def _bucket_state(row: Sequence[Any]) -> BucketState:
+    replicas, leader, leader_epoch, isr, bucket_epoch, *wal = row
+    return BucketState(tuple(replicas), leader, leader_epoch, tuple(isr), bucket_epoch, *wal)
+
+
+# Upgrading
+
+
+def upgrade_buckets(path: str, value: bytes) -> list[Op]:
+    """Operations that split the bucket states of format 1, which were one value at a path."""
+
+    def rows(value: bytes) -> list[BucketState]:
+        return [_bucket_state(row) for row in json.loads(value)["buckets"]]
+
+    base = path.removesuffix("/buckets")
+    return [Delete(path), *create_buckets(base, guarded(path, rows, value))]

@@ -69,6 +69,7 @@ from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.remote.lost import LostLocations
 from zufluss.coordinator.remote.sweep_service import SweepService
 from zufluss.coordinator.tablets import Tablets
+from zufluss.coordinator.upgrade import upgrade
 from zufluss.coordinator.wal.book import REMOTE, SessionBook
 from zufluss.coordinator.wal.cleaner import WalCleaner
 from zufluss.coordinator.wal.keeper import WalKeeper
@@ -76,7 +77,7 @@ from zufluss.coordinator.wal.service import WalService
 from zufluss.coordinator.wal.takeover import Takeovers
 from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files
-from zufluss.meta.api import MetaStore
+from zufluss.meta.api import Entry, MetaStore
 from zufluss.model.table import TableBucket
 from zufluss.remote.files import Usage, summed
 from zufluss.remote.tokens import Tokens
@@ -225,8 +226,11 @@ class Coordinator:
         creates lake tables; without one they appear with the first round of tiering.
         """
         ledger = await Ledger.open(store)
+        entries = await store.tree("/")
+        if await upgrade(ledger, entries):
+            entries = await store.tree("/")
         image = ClusterImage()
-        image.apply([*records.load(await store.tree("/")), NodesPut(node, ())])
+        image.apply([*records.load(entries), NodesPut(node, ())])
         live = LiveConfiguration(conf)
         base = _Base(
             live,
@@ -242,7 +246,7 @@ class Coordinator:
             expiry_ms or clock_ms,
             LakeTableKeeper(live, creator),
         )
-        state = await _load(base)
+        state = await _load(base, entries)
         coordinator = cls(base, state, node, connect, (files or Files()).reach)
         if coordinator.wal is not None:
             coordinator.wal.check_locations(state.locations.locations)
@@ -463,9 +467,12 @@ def _remote(
     )
 
 
-async def _load(base: _Base) -> _State:
-    """Load the state of every part, and bring the locations up to the configuration."""
-    remotes = await BucketRemotes.open(base.store, base.ledger, base.image, base.changes)
+async def _load(base: _Base, entries: Sequence[Entry]) -> _State:
+    """Load the state of every part, and bring the locations up to the configuration.
+
+    `entries` is the whole store: in a large cluster most of it are tables, which are read once.
+    """
+    remotes = await BucketRemotes.open(entries, base.ledger, base.image, base.changes)
     lease_book = await LeaseBook.open(
         base.store,
         remotes,
@@ -474,7 +481,7 @@ async def _load(base: _Base) -> _State:
         clock=base.clock,
         clock_ms=base.clock_ms,
     )
-    lake_book = await LakeBook.open(base.store, base.ledger, base.image, base.changes)
+    lake_book = await LakeBook.open(entries, base.ledger, base.image, base.changes)
     held_drops = HeldDrops()
     sessions = await SessionBook.open(base.store, base.ledger)
     has_tables = next(base.image.tables(), None) is not None

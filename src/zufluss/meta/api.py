@@ -13,15 +13,18 @@ subclassing.
 | versions | opaque integers, compared for equality only; every `Put` gives the path a new one |
 | independent paths | a path needs no parent, and deleting it leaves what lies below it |
 
+Callers that change much do it in `portions`: a backend may refuse a transaction that has more than
+`PORTION_BYTES` (`TransactionTooLargeError`), and takes a single value of any size that is allowed.
+
 A store does not promise: reads of several paths as one snapshot (`tree` included), values above
 `VALUE_BYTES_MAX`, or a known outcome when the caller of `transact` is cancelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from zufluss.errors import ErrorCode, ZuflussError
 
@@ -30,6 +33,12 @@ VALUE_BYTES_MAX = 1_000_000
 
 PATH_BYTES_MAX = 4096
 """Longest path, in UTF-8 bytes."""
+
+PORTION_BYTES = 400_000
+"""How much of `op_bytes` callers put into one transaction, so that every backend takes it."""
+
+OP_BYTES = 200
+"""What an operation takes in a transaction beside its path and value, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class Check:
 
 
 Op = Create | Put | Delete | Check
+AnyOp = TypeVar("AnyOp", bound=Op)
 
 
 class MetaStoreError(ZuflussError, code=ErrorCode.STORAGE_EXCEPTION):
@@ -196,3 +206,29 @@ def check_ops(ops: Sequence[Op]) -> None:
                 f"the value of {op.path} has {len(op.value)} bytes, at most {VALUE_BYTES_MAX}: "
                 f"split it over several paths"
             )
+
+
+def op_bytes(op: Op) -> int:
+    """How much of a transaction an operation takes, with a parent that comes or goes with it."""
+    value = len(op.value) if isinstance(op, Create | Put) else 0
+    return OP_BYTES + 2 * len(op.path.encode()) + value
+
+
+def fits_a_transaction(ops: Iterable[Op]) -> bool:
+    """Whether every backend takes the operations in one transaction."""
+    return sum(map(op_bytes, ops)) <= PORTION_BYTES
+
+
+def portions(ops: Iterable[AnyOp]) -> Iterator[list[AnyOp]]:
+    """The operations, in their order, in lists that every backend takes in one transaction."""
+    portion: list[AnyOp] = []
+    room = PORTION_BYTES
+    for op in ops:
+        size = op_bytes(op)
+        if portion and size > room:
+            yield portion
+            portion, room = [], PORTION_BYTES
+        portion.append(op)
+        room -= size
+    if portion:
+        yield portion

@@ -477,7 +477,7 @@ async def test_a_coordinator_that_was_replaced_changes_nothing(cluster: Cluster)
     [
         ("/tables/0", b"{}"),
         ("/tables/0", b"not json"),
-        ("/tables/0/buckets", b'{"buckets":[[1]]}'),
+        ("/tables/0/buckets/0", b'{"buckets":[[1]]}'),
         ("/tables/0/schemas/1", b"[]"),
         ("/databases/fluss", b'{"descriptor":{}}'),
         (records.FORMAT_PATH, b"99"),

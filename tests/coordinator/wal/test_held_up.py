@@ -14,7 +14,7 @@ from tests.coordinator.wal.world import SILENCE, Server, World, until
 from tests.waiting import WAIT_SECONDS
 from zufluss import periodic
 from zufluss.cluster.wal import WalSource
-from zufluss.coordinator.wal import takeover
+from zufluss.coordinator.catalog import catalog
 from zufluss.coordinator.wal.takeover import UNDELIVERED_SECONDS
 from zufluss.errors import LogStorageError, NetworkError
 from zufluss.log.shared.api import Session
@@ -145,7 +145,7 @@ async def test_leaders_are_told_although_the_store_takes_only_some_of_the_change
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk of the coordinator is full in between."""
-    monkeypatch.setattr(takeover, "HOLDERS_AT_ONCE", 1)
+    monkeypatch.setattr(catalog, "VALUES_AT_ONCE", 1)
     lost, two = await world.server(1), await world.server(2)
     tables = [await world.create_table(f"t{i}", buckets=2) for i in range(3)]
     ledger = world.coordinator.catalog.ledger
@@ -153,7 +153,7 @@ async def test_leaders_are_told_although_the_store_takes_only_some_of_the_change
 
     async def short_of_space(ops: Any) -> None:
         nonlocal puts
-        puts += any(op.path.endswith("/buckets") for op in ops)
+        puts += any("/buckets/" in op.path for op in ops)
         if puts == 2:
             raise MetaStoreError("the disk is full")
         await commit(ops)

@@ -184,7 +184,7 @@ class SharedServers:
         """The sessions that have the ends of buckets, as the coordinator has on record."""
         found = set()
         for path, value in self.entries("/tables/").items():
-            if path.endswith("/buckets"):
+            if path.rpartition("/")[0].endswith("/buckets"):
                 found |= {row[5] for row in json.loads(value)["buckets"] if len(row) > 5}
         return found
 

@@ -13,6 +13,8 @@ What happens when a step fails:
 | the lake table of a table with tiering | see `lake/creation.py`: refused, or made without it |
 | a leader of a new table or partition does not start | it is dropped again; the caller gets the error |
 | a leader of a new table or partition is gone | it is dropped again, and created at the other servers |
+| a database has more tables than one transaction takes | those already dropped stay dropped; the same drop again goes on |
+| the rest of a large table or partition | the cleaner deletes it, `remote/cleaner.py` |
 | a tablet server cannot be told of a drop | logged; it deletes the data when it registers again |
 | the process dies after the commit | the next start loads the image and assigns from it |
 | the caller is cancelled | the change is finished regardless |
@@ -25,7 +27,7 @@ not after a crash. Of two coordinators on one store only the later one can chang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -74,7 +76,15 @@ from zufluss.errors import (
     TableAlreadyExistError,
     TableNotExistError,
 )
-from zufluss.meta.api import VALUE_BYTES_MAX, ConflictError, Op
+from zufluss.meta.api import (
+    PORTION_BYTES,
+    VALUE_BYTES_MAX,
+    ConflictError,
+    Delete,
+    Op,
+    fits_a_transaction,
+    op_bytes,
+)
 from zufluss.model import validation
 from zufluss.model.auto_partition import check_create_partition
 from zufluss.model.partition import check_spec, qualified_name, spec_of
@@ -94,13 +104,17 @@ DEFAULT_DATABASE = "fluss"
 DESCRIPTOR_BYTES_MAX = VALUE_BYTES_MAX - 10_000
 """Largest descriptor of a table or database: it fits one value together with the other fields."""
 
-HOLDERS_AT_ONCE = 500
-"""Tables and partitions whose bucket states change in one transaction."""
+VALUES_AT_ONCE = 500
+"""Values with bucket states that change in one transaction."""
+STATES_AT_ONCE = 5_000
+"""Bucket states in all values that change in one transaction."""
 
 T = TypeVar("T")
 
-_StatesOf = tuple[tuple[int, int | None], dict[int, BucketState]]
-"""Ids of a table and partition, and new states by bucket number."""
+StatesKey = tuple[int, int | None, int]
+"""Names a value with bucket states: ids of a table and partition, and `records.chunk_of`."""
+_StatesOf = tuple[StatesKey, dict[int, BucketState]]
+"""New states in such a value, by bucket number."""
 
 
 class _LakeFirst(Exception):
@@ -234,12 +248,16 @@ class Catalog:
                     f"Database {name} is not empty. Drop its {len(tables)} tables, or drop it "
                     "with cascade"
                 )
-            ops = [op for table in tables for op in self._drop_table_ops(table)]
-            stops = [stop for table in tables for stop in self._stops(table)]
-            changes: list[ImageChange] = [TableGone(table.info.table_id) for table in tables]
-            await self.ledger.commit([*ops, records.drop_database(name)])
-            await self._publish([*changes, DatabaseGone(name)])
-            await self._tablets.stop_replicas(stops)
+            portions = self._drop_portions(tables)
+            for number, (ops, some) in enumerate(portions, 1):
+                stops = [stop for table in some for stop in self._stops(table)]
+                changes: list[ImageChange] = [TableGone(table.info.table_id) for table in some]
+                if number == len(portions):
+                    ops.append(records.drop_database(name))
+                    changes.append(DatabaseGone(name))
+                await self.ledger.commit(ops)
+                await self._publish(changes)
+                await self._tablets.stop_replicas(stops)
 
         await self.exclusive(change)
 
@@ -320,7 +338,7 @@ class Catalog:
         buckets = () if info.is_partitioned else self._place(info)
         home = self._locations.choose(info)
         entry = TableEntry(info, {1: descriptor.schema}, buckets, home.location_id)
-        await self.ledger.commit([*ops, *home.ops, *records.create_table(entry)])
+        await self._create(ops, home.ops, records.create_table(entry))
         home.take()
         await self._publish([TablePut(entry)])
         replicas = [
@@ -346,7 +364,7 @@ class Catalog:
 
     async def _drop_table(self, entry: TableEntry) -> None:
         stops = self._stops(entry)
-        await self.ledger.commit(self._drop_table_ops(entry))
+        await self._drop(self._table_drop(entry))
         await self._publish([TableGone(entry.info.table_id)])
         await self._tablets.stop_replicas(stops)
         log.info("table_dropped", table=str(entry.info.path), table_id=entry.info.table_id)
@@ -477,7 +495,8 @@ class Catalog:
             buckets=self._place(table.info),
             remote_location=home.location_id,
         )
-        await self.ledger.commit([take_id, *home.ops, *records.create_partition(entry)])
+        creation = records.create_partition(table.info.path, entry)
+        await self._create([take_id], home.ops, creation)
         home.take()
         await self._publish([PartitionPut(entry)])
         replicas = [
@@ -516,7 +535,7 @@ class Catalog:
         await self.exclusive(change)
 
     async def _drop_partition(self, table: TableEntry, entry: PartitionEntry) -> None:
-        await self.ledger.commit(records.drop_partition(table.info.path, entry))
+        await self._drop(records.drop_partition(table.info.path, entry))
         await self._publish([PartitionGone(entry.partition_id)])
         await self._tablets.stop_replicas(
             [_stop(bucket, state) for _, bucket, state in partition_buckets(table, entry)]
@@ -556,19 +575,20 @@ class Catalog:
         be exclusive: it takes turns with itself only.
         """
         done: list[TableBucket] = []
-        changes: list[ImageChange] = []
+        changes: dict[tuple[int, int | None], ImageChange] = {}
         async with self._states:
-            by_holder: dict[tuple[int, int | None], dict[int, BucketState]] = {}
+            by_key: dict[StatesKey, dict[int, BucketState]] = {}
             for bucket, state in decide().items():
-                by_holder.setdefault(bucket[:2], {})[bucket.bucket_id] = state
-            waiting = list(by_holder.items())
-            while waiting:
-                portion, waiting = waiting[:HOLDERS_AT_ONCE], waiting[HOLDERS_AT_ONCE:]
-                for ids, states in await self._put_states(portion):
+                by_key.setdefault(states_key(bucket), {})[bucket.bucket_id] = state
+            for keys in self.states_in_portions(list(by_key)):
+                portion = [(key, by_key[key]) for key in keys]
+                for (table_id, partition_id, _), states in await self._put_states(portion):
+                    ids = table_id, partition_id
                     done += [TableBucket(*ids, number) for number in states]
-                    changes += self._apply_states(ids, states)
+                    if (change := self._apply_states(ids, states)) is not None:
+                        changes[ids] = change
                 await asyncio.sleep(0)
-        return done, changes
+        return done, list(changes.values())
 
     async def between_changes_of_states(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run work that must not overlap with a change of states, such as one that is stored only.
@@ -578,12 +598,31 @@ class Catalog:
         async with self._states:
             return await work()
 
+    def states_in_portions(self, keys: Sequence[StatesKey]) -> Iterator[Sequence[StatesKey]]:
+        """The keys in portions: `change_states` changes what is in one in one transaction."""
+        begin, room = 0, STATES_AT_ONCE
+        for at, (table_id, partition_id, _) in enumerate(keys):
+            holder = self.image.holder(TableBucket(table_id, partition_id, 0))
+            size = 0 if holder is None else min(len(holder.buckets), records.BUCKETS_AT_ONCE)
+            if at > begin and (size > room or at - begin == VALUES_AT_ONCE):
+                yield keys[begin:at]
+                begin, room = at, STATES_AT_ONCE
+            room -= size
+        if keys:
+            yield keys[begin:]
+
     async def _put_states(self, portion: list[_StatesOf]) -> list[_StatesOf]:
         """Store the states of some tables and partitions; returns those that were there."""
         while portion:
-            entries = [self._with_states(*each) for each in portion]
-            portion = [each for each, e in zip(portion, entries, strict=True) if e is not None]
-            ops = [records.put_buckets(entry) for entry in entries if entry is not None]
+            there: list[_StatesOf] = []
+            ops: list[Op] = []
+            for each in portion:
+                (table_id, partition_id, chunk), states = each
+                entry = self._with_states((table_id, partition_id), states)
+                if entry is not None:
+                    there.append(each)
+                    ops.append(records.put_buckets(entry, chunk))
+            portion = there
             try:
                 await self.ledger.commit(ops)
                 return portion
@@ -593,13 +632,13 @@ class Catalog:
 
     def _apply_states(
         self, ids: tuple[int, int | None], states: Mapping[int, BucketState]
-    ) -> list[ImageChange]:
+    ) -> ImageChange | None:
         entry = self._with_states(ids, states)
         if entry is None:
-            return []
+            return None
         put = TablePut(entry) if isinstance(entry, TableEntry) else PartitionPut(entry)
         self.image.apply([put])
-        return [put]
+        return put
 
     def _with_states(
         self, ids: tuple[int, int | None], states: Mapping[int, BucketState]
@@ -678,8 +717,49 @@ class Catalog:
                     raise
                 log.warning("created_elsewhere", reason=e.message, servers_left=left)
 
-    def _drop_table_ops(self, entry: TableEntry) -> list[Op]:
+    def _table_drop(self, entry: TableEntry) -> records.CatalogChange:
         return records.drop_table(entry, self.image.partitions(entry.info.table_id).values())
+
+    async def _create(
+        self, take_id: Sequence[Op], home: Sequence[Op], creation: records.CatalogChange
+    ) -> None:
+        """Commit the creation of a table or partition.
+
+        If it is too much for one transaction, it begins with the note of a drop, which the last
+        transaction deletes. So the cleaner deletes what is left over of one that does not finish.
+        """
+        everything = [*take_id, *home, *creation.all]
+        if fits_a_transaction(everything):
+            await self.ledger.commit(everything)
+            return
+        await self.ledger.commit([*take_id, creation.note])
+        await self.ledger.commit_in_portions(creation.rest)
+        await self.ledger.commit([*home, *creation.decisive, Delete(creation.note.path)])
+
+    async def _drop(self, drop: records.CatalogChange) -> None:
+        """Commit a drop; the cleaner deletes the rest of one that is large."""
+        whole = fits_a_transaction(drop.all)
+        await self.ledger.commit(drop.all if whole else drop.decisive)
+
+    def _drop_portions(
+        self, tables: Sequence[TableEntry]
+    ) -> list[tuple[list[Op], list[TableEntry]]]:
+        """The operations that drop tables, in transactions with the tables that each one drops."""
+        drops = [self._table_drop(table) for table in tables]
+        everything = [op for drop in drops for op in drop.all]
+        if fits_a_transaction(everything):
+            return [(everything, list(tables))]
+        portions: list[tuple[list[Op], list[TableEntry]]] = []
+        room = 0
+        for table, drop in zip(tables, drops, strict=True):
+            size = sum(map(op_bytes, drop.decisive))
+            if size > room or not portions:
+                portions.append(([], []))
+                room = PORTION_BYTES
+            portions[-1][0].extend(drop.decisive)
+            portions[-1][1].append(table)
+            room -= size
+        return portions
 
     def _stops(self, entry: TableEntry) -> list[ReplicaStop]:
         """Stops for all buckets of a table and its partitions, while they are in the image."""
@@ -696,6 +776,11 @@ class Catalog:
         if table_id is not None and table.info.table_id != table_id:
             raise TableNotExistError(f"table '{path}' with id {table_id} does not exist any more")
         return table
+
+
+def states_key(bucket: TableBucket) -> StatesKey:
+    """The key of the value that has the state of a bucket."""
+    return bucket.table_id, bucket.partition_id, records.chunk_of(bucket.bucket_id)
 
 
 def _stop(bucket: TableBucket, state: BucketState) -> ReplicaStop:

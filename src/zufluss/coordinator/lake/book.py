@@ -15,7 +15,7 @@ from zufluss.coordinator import records
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.records import LakeRecord, OffsetsFile, SnapshotRecord
-from zufluss.meta.api import MetaStore
+from zufluss.meta.api import Entry
 from zufluss.model.table import TableInfo
 from zufluss.remote.files import Usage
 
@@ -33,17 +33,17 @@ class LakeBook:
     @classmethod
     async def open(
         cls,
-        store: MetaStore,
+        entries: Iterable[Entry],
         ledger: Ledger,
         image: ClusterImage,
         changes: Feed[Sequence[ImageChange]],
     ) -> LakeBook:
-        """Load the records of all tables, and follow the catalog from now on.
+        """Load the records of all tables from the store's entries, and follow the catalog.
 
         Tables that an older version created without a record get one.
         """
         table_ids = [table.info.table_id for table in image.tables()]
-        stored = records.load_lake(await store.tree("/tables"), table_ids)
+        stored = records.load_lake(entries, table_ids)
         for table_id, lake in stored.items():
             if lake is None:
                 await ledger.commit(records.create_lake(table_id))

@@ -1,7 +1,8 @@
 """The cleaner deletes the remote files of dropped tables and partitions in every location.
 
-Every drop leaves a note in its own transaction (`records.py`), so no drop is forgotten. The cleaner
-lists the directories of the dropped table or partition in each location that is not retired, and
+Every drop leaves a note in its own transaction (`records.py`), so no drop is forgotten. If a table
+or partition was too large for that transaction, the cleaner first deletes the rest of its metadata.
+It lists the directories of the dropped table or partition in each location that is not retired, and
 deletes the files. It deletes the note when all locations are done; until then it tries again, ever
 more rarely. It touches nothing outside these directories, and deletes nothing after a listing that
 failed. A listing is valid only if the location carries the marker of the cluster after it
@@ -166,6 +167,7 @@ class Cleaner:
         if note is None:
             return
         drop = records.load_drop(path, note.value)
+        await self._delete_rest(drop)
         owner = drop.owner_id
         if (seconds := self._holds.seconds_left(owner)) > 0:
             self._wait(path, drop, seconds)
@@ -175,8 +177,20 @@ class Cleaner:
         self._stop_waiting(path)
         await self._delete(drop)
         notes = await self._store.tree(path)
-        await self._ledger.commit([Delete(each.path) for each in notes])
+        await self._ledger.commit_in_portions(Delete(each.path) for each in reversed(notes))
         self._holds.forget(owner)
+
+    async def _delete_rest(self, drop: Drop) -> None:
+        """Delete the metadata that one transaction could not delete together with the drop."""
+        above = records.dropped_path(drop)
+        rest = await self._store.tree(above)
+        if any(entry.path == above for entry in rest):
+            raise records.CatalogDamagedError(
+                f"{drop.owner} exists, and its drop is noted; restore the metadata store"
+            )
+        if rest:
+            await self._ledger.commit_in_portions(Delete(entry.path) for entry in rest)
+            self._reach("clean-metadata")
 
     async def _delete(self, drop: Drop) -> None:
         """Delete the files of a drop in all locations; raises after all if one failed."""

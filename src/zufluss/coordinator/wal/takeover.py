@@ -35,7 +35,7 @@ from zufluss.cluster.examination import Finding, Severity
 from zufluss.cluster.image import BucketState, ClusterNode
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.cluster.wal import WalSession
-from zufluss.coordinator.catalog.catalog import HOLDERS_AT_ONCE, Catalog
+from zufluss.coordinator.catalog.catalog import Catalog, StatesKey, states_key
 from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.tablets import Tablets
@@ -194,12 +194,12 @@ class Takeovers:
         if not nodes:
             return None
         leaders: Counter[int] = Counter(self._image.leaders)
-        owners: dict[tuple[int, int | None], list[_Bucket]] = {}
+        owned: dict[StatesKey, list[_Bucket]] = {}
         for path, bucket, _ in self._keeper.led(server_id):
-            owners.setdefault(bucket[:2], []).append((path, bucket))
-        owned, taken = list(owners.values()), 0
-        for at in range(0, len(owned), HOLDERS_AT_ONCE):
-            some = owned[at : at + HOLDERS_AT_ONCE]
+            owned.setdefault(states_key(bucket), []).append((path, bucket))
+        taken = 0
+        for keys in self._catalog.states_in_portions(list(owned)):
+            some = [owned[key] for key in keys]
             taken += await self._assign_some(some, nodes, leaders, which)
         return taken
 
