@@ -12,6 +12,8 @@ from tests.coordinator.support import DAY_MS, NOON, Cluster
 from zufluss.coordinator.producers import records as producer_records
 from zufluss.coordinator.producers.offsets import ALREADY_EXISTS, CREATED, OFFSETS_PATH
 from zufluss.errors import ConfigError, ErrorCode, InvalidProducerIdError
+from zufluss.meta import api
+from zufluss.meta.api import MetaStoreError
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 
@@ -136,3 +138,38 @@ async def test_a_registration_is_finished_when_its_caller_goes_away(cluster: Clu
     found = await get(cluster)
     assert list(found.table_offsets) in ([], [table(1, 5)])
     assert await register(cluster, table(1, 5)) == (ALREADY_EXISTS if found.table_offsets else 0)
+
+
+@pytest.mark.parametrize("killed", [None, 0, 1, 3])
+async def test_those_of_very_many_tables_are_there_as_a_whole(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, killed: int | None
+) -> None:
+    """They take several transactions; what one that did not finish has left over is deleted."""
+    monkeypatch.setattr(api, "PORTION_BYTES", 4_000)
+    ledger, count = cluster.coordinator.producer_offsets._ledger, 0
+    commit = ledger.commit
+
+    async def commit_or_die(ops: Any) -> None:
+        nonlocal count
+        if count == killed:
+            raise MetaStoreError("away")
+        await commit(ops)
+        count += 1
+
+    tables = [table(number, number) for number in range(100)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "commit", commit_or_die)
+        if killed is None:
+            assert await register(cluster, *tables) == CREATED
+            assert count > 5
+            assert list((await get(cluster)).table_offsets) == tables
+            count = 0
+            await cluster.call(ApiKey.DELETE_PRODUCER_OFFSETS, producer_id="job")
+            assert count > 5
+        else:
+            with pytest.raises(MetaStoreError):
+                await register(cluster, *tables)
+    assert not (await get(cluster)).table_offsets
+    await cluster.coordinator.producer_offsets.delete_expired()
+    assert await cluster.store.tree(OFFSETS_PATH) == []
+    assert await register(cluster, *tables[:3]) == CREATED

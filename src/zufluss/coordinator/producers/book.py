@@ -52,6 +52,8 @@ SILENCE_CHECK_SECONDS: Final = 60.0
 """Interval between two checks for producers that were silent for `hold-max`."""
 REMEMBERED_SECONDS: Final = 3600.0
 """Silence after which a producer is forgotten at the earliest, if it owns nothing."""
+ENDED_AT_ONCE: Final = 200
+"""Producers that end in one transaction."""
 NUMBERS_PER_HOUR_MAX: Final = 1000
 """New producers of a table within an hour; at this pace a cluster's numbers last for years."""
 HOUR_SECONDS: Final = 3600.0
@@ -191,7 +193,11 @@ class ProducerBook:
         table.version = self._next_version()
 
     async def end(self, table: TableBook, producers: Sequence[ProducerRecord]) -> None:
-        """Delete producers, in the store first."""
+        """Delete producers, in the store first; many in several transactions."""
+        for at in range(0, len(producers), ENDED_AT_ONCE):
+            await self._end(table, producers[at : at + ENDED_AT_ONCE])
+
+    async def _end(self, table: TableBook, producers: Sequence[ProducerRecord]) -> None:
         ops = [op for producer in producers for op in records.delete(producer)]
         await self._commit(table, ops)
         for producer in producers:

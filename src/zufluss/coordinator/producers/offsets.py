@@ -36,7 +36,7 @@ from zufluss.coordinator.producers.records import change_parts, decode_parts, pa
 from zufluss.coordinator.records import guarded
 from zufluss.coordinator.tasks import PendingTasks
 from zufluss.errors import ConfigError
-from zufluss.meta.api import Create, Delete, MetaStore, Op
+from zufluss.meta.api import Create, Delete, MetaStore, Op, fits_a_transaction
 from zufluss.model.producer import check_producer_id
 from zufluss.model.schema import dump_object
 from zufluss.periodic import repeat
@@ -156,10 +156,15 @@ class ProducerOffsets:
             if before is not None:
                 if not self._is_over(before):
                     return False
-                await self._ledger.commit(_delete(path, before))
+                await self._remove(path, before)
             expires_ms = self._clock_ms() + (self._ttl_ms if ttl_ms is None else ttl_ms)
             ops = await asyncio.to_thread(_create, path, RegisteredOffsets(expires_ms, tables))
-            await self._ledger.commit(ops)
+            if fits_a_transaction(ops):
+                await self._ledger.commit(ops)
+            else:  # the head last: there is nothing without it
+                await self._remove_rest(path)
+                await self._ledger.commit_in_portions(ops[1:])
+                await self._ledger.commit(ops[:1])
         log.info("producer_offsets_kept", path=path, tables=len(tables))
         return True
 
@@ -192,10 +197,27 @@ class ProducerOffsets:
         """Delete offsets, or only expired ones; returns whether there were such offsets."""
         async with self._lock:
             head = await self._head(path)
-            if head is None or (expired and not self._is_over(head)):
+            if head is None:
+                await self._remove_rest(path)
                 return False
-            await self._ledger.commit(_delete(path, head))
+            if expired and not self._is_over(head):
+                return False
+            await self._remove(path, head)
             return True
+
+    async def _remove(self, path: str, head: _Head) -> None:
+        """Delete offsets; of many the head first."""
+        ops = _delete(path, head)
+        if fits_a_transaction(ops):
+            await self._ledger.commit(ops)
+        else:
+            await self._ledger.commit(ops[:1])
+            await self._ledger.commit_in_portions(ops[1:])
+
+    async def _remove_rest(self, path: str) -> None:
+        """Delete what a registration or removal that did not finish has left below a path."""
+        rest = [entry for entry in await self._store.tree(path) if entry.path != path]
+        await self._ledger.commit_in_portions(Delete(entry.path) for entry in rest)
 
     async def _head(self, path: str) -> _Head | None:
         stored = await self._store.read(path)
