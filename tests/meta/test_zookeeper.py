@@ -92,7 +92,7 @@ async def test_a_transaction_whose_answer_is_lost_took_place_once(
     proxy.cut()
     version = await task
     await store.transact([Put("/a", b"2", version)])
-    assert [entry.value for entry in await other.tree("/")] == [b"2"]
+    assert [entry.value for entry in await (await _in_sync(other)).tree("/")] == [b"2"]
 
 
 async def test_a_transaction_that_never_arrived_is_sent_again(
@@ -175,7 +175,7 @@ async def test_a_store_goes_on_in_a_new_session(
     assert await _number(store) == 5
     assert store._client._kazoo.client_id != before
     await store.transact([Put("/n", b"6")])
-    assert await _number(other) == 6
+    assert await _number(await _in_sync(other)) == 6
 
 
 async def test_without_zookeeper_requests_fail_and_change_nothing(
@@ -241,7 +241,7 @@ async def test_two_stores_agree_on_paths_with_common_parents(
             await at.transact([Delete(f"/p/q/{name}")])
 
     await asyncio.gather(come_and_go(store, "one"), come_and_go(other, "other"))
-    assert await store.tree("/") == []
+    assert await (await _in_sync(store)).tree("/") == []
     kazoo.sync("/")
     assert kazoo.get_children(f"{root}/store") == []
 
@@ -300,7 +300,7 @@ async def test_the_largest_transaction_is_taken_by_all_members(
     last = await open_store(ensemble.members[2].address, store._root)
     assert len(await last.children("/m")) == count
     await last.close()
-    assert len(await other.tree("/m")) == count
+    assert len(await (await _in_sync(other)).tree("/m")) == count
 
 
 async def test_a_root_with_something_else_is_refused(
@@ -349,9 +349,14 @@ def _before_the_next_commit(
     monkeypatch.setattr(store._client, "commit", do_and_commit)
 
 
-async def _sees(store: ZooKeeperStore, path: str) -> bool:
+async def _in_sync(store: ZooKeeperStore) -> ZooKeeperStore:
+    """The store when its member has everything that others committed."""
     await store._client.sync(store._store)
-    return await store.read(path) is not None
+    return store
+
+
+async def _sees(store: ZooKeeperStore, path: str) -> bool:
+    return await (await _in_sync(store)).read(path) is not None
 
 
 async def _session_is_gone(store: ZooKeeperStore, session: int) -> bool:

@@ -25,13 +25,13 @@ is sent (`TransactionTooLargeError`). Reads, and transactions that were not sent
 `ANSWER_SECONDS` without an answer, and have changed nothing then.
 
 Several stores may be open on one root; `coordinator/ledger.py` sees to it that one of them writes.
-A store that opened reads everything that was committed before.
+A store that opened reads everything that was committed before; what others commit later it reads
+after a while, and at once after its next transaction that they prevent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NoReturn, TypeVar
@@ -91,6 +91,8 @@ TRANSACTION_BYTES_MAX: Final = 1_030_000
 """What ZooKeeper takes (`jute.maxbuffer`, 1,048,575 by default), less room for its own records."""
 STEP_BYTES: Final = 32
 """How much larger a step may be in ZooKeeper's own records than in the request."""
+TRIES_MAX: Final = 1_000
+"""How often a transaction is tried; each time others were faster, or it got lost on its way."""
 WRITERS_KEPT: Final = 32
 """Nodes of writers that stay when a store opens; each store that was not closed leaves one."""
 
@@ -214,24 +216,22 @@ class ZooKeeperStore:
     async def _apply(self, ops: tuple[Op, ...]) -> int:
         """Apply operations; returns the version of everything that they wrote."""
         self._check_usable()
-        deadline = time.monotonic() + ANSWER_SECONDS
         paths = znodes.touched(ops)
         fresh = False
-        while True:
+        for _ in range(TRIES_MAX):
             nodes = dict(zip(paths, map(self._seen, paths, await self._data(paths)), strict=True))
             if (conflict := znodes.conflict(ops, nodes)) is not None:
                 if fresh:
                     raise conflict
             elif (version := await self._send(znodes.steps_of(ops, nodes))) is not None:
                 return version
-            elif time.monotonic() > deadline:
-                raise MetaStoreError(
-                    f"others change the same paths of {self!r} all the time; nothing was changed, "
-                    f"try again"
-                )
             # What was read may be older than what another store committed.
             await self._answer(lambda: self._client.sync(self._store))
             fresh = True
+        raise MetaStoreError(
+            f"a transaction of {self!r} failed {TRIES_MAX} times, because others changed the "
+            f"same paths or the connection was lost; nothing was changed, try again"
+        )
 
     def _seen(self, path: str, node: NodeData | None) -> Node | None:
         if node is None:

@@ -35,7 +35,8 @@ MISSED_TICKS: Final = 40
 """Ticks without a sign of life after which members of an ensemble give each other up."""
 SESSION_MS_MAX: Final = 60_000
 """The longest session that a client may ask for."""
-HEAP: Final = "96m"
+HEAP: Final = "1g"
+"""At most; a server with few nodes takes a twentieth of it. With too little, members die of it."""
 PORTS: Final = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections: a stopped member keeps its ports."""
 
@@ -98,6 +99,7 @@ class ZooKeeperMember(ReadyProcess):
         }
         return [
             _java(),
+            "-Xms32m",
             f"-Xmx{HEAP}",
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",
