@@ -1,5 +1,7 @@
 """A process that creates and drops tables, and prints what was acknowledged; to be killed.
 
+    creator.py DIRECTORY RUN [ADDRESS OF A ZOOKEEPER]
+
 Lines: `table NAME ID`, `dropping NAME`, `gone NAME`, `writer ID`, `id ID`.
 """
 
@@ -10,14 +12,18 @@ import sys
 from pathlib import Path
 
 from tests.coordinator.support import COUNTED, EVENTS, Cluster, counted, table_json
+from tests.meta.zookeepers import opener
 from zufluss.model.table import TablePath
 from zufluss.obs import logging
 from zufluss.wire.api import ApiKey
 
 
-async def main(directory: Path, run: str) -> None:
+async def main(directory: Path, run: str, zookeeper: str | None = None) -> None:
     logging.configure("error")
-    cluster = await Cluster(directory).start()
+    cluster = Cluster(directory)
+    if zookeeper is not None:
+        cluster.open_store = opener(zookeeper)
+    await cluster.start()
     events = await cluster.catalog.create_table(EVENTS, counted(), ignore_if_exists=True)
     number = 0
     while True:
@@ -37,4 +43,4 @@ async def main(directory: Path, run: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))

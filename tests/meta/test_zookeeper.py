@@ -207,10 +207,15 @@ async def test_closing_ends_a_transaction_in_doubt_and_says_so(
     assert not isinstance(unknown.value, StoreClosedError)
 
 
-async def test_open_says_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zufluss.meta.zookeeper_client.CONNECT_SECONDS", 0.3)
+async def test_open_says_when_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the reason once, not with each of the attempts to connect."""
+    monkeypatch.setattr("zufluss.meta.zookeeper_client.CONNECT_SECONDS", 1.0)
     with pytest.raises(MetaStoreError, match=r"zookeeper\.address = 127\.0\.0\.1:1 let this one"):
         await open_store("127.0.0.1:1")
+    refused = [message for message in caplog.messages if "Connection refused" in message]
+    assert len(refused) == 1
 
 
 # Several stores

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import structlog
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     EXCEPTIONS,
@@ -46,6 +47,8 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.errors import ConfigError
 from zufluss.meta.api import MetaStoreError
+
+log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS: Final = 20.0
 """How long a start waits for a connection."""
@@ -195,6 +198,7 @@ class ZooKeeperClient:
         # At DEBUG kazoo logs passwords, at INFO each attempt to connect.
         logger = logging.getLogger("zufluss.zookeeper")
         logger.setLevel(logging.WARNING)
+        logger.addFilter(_NEWS)
         kazoo = KazooClient(
             access.address,
             timeout=access.session_timeout_ms / 1000,
@@ -211,6 +215,7 @@ class ZooKeeperClient:
             check_hostname=access.tls,
             logger=logger,
         )
+        kazoo.add_listener(lambda state: log.info("zookeeper_connection", state=state.lower()))
         client = cls(access, kazoo, loop)
         try:
             await loop.run_in_executor(None, partial(kazoo.start, CONNECT_SECONDS))
@@ -291,6 +296,22 @@ class ZooKeeperClient:
 
     def __repr__(self) -> str:
         return f"ZooKeeperClient({self.address!r}, {self._kazoo.client_state})"
+
+
+class _News(logging.Filter):
+    """Passes a message unless it is the same as the last one: kazoo connects again every second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log the record."""
+        last, self._last = self._last, record.getMessage()
+        return self._last != last
+
+
+_NEWS: Final = _News()
 
 
 def _settle(future: asyncio.Future[Any], answer: Any) -> None:

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from tests.coordinator.support import COORDINATOR, Cluster, counted, picture, table_json
 from tests.counts import rounds
-from tests.meta.zookeepers import open_store, root_of
+from tests.meta.zookeepers import opener
 from tests.waiting import eventually_async
 from zufluss.cluster.image import DatabaseEntry, PartitionEntry, TableEntry
 from zufluss.coordinator import records
@@ -274,7 +274,7 @@ async def test_a_database_with_many_tables_is_dropped_in_zookeeper(
 ) -> None:
     """At its true limit, which `make fault` passes many times: killed, and dropped again."""
     cluster = Cluster(tmp_path / "meta", {"max.bucket.num": "5000"})
-    cluster.open_store = lambda directory: open_store(zookeeper.address, root_of(directory))
+    cluster.open_store = opener(zookeeper.address)
     await (await cluster.start()).catalog.create_table(
         LARGE, table_json(buckets=rounds(500, 5_000))
     )
