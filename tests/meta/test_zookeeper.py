@@ -212,6 +212,7 @@ async def test_open_says_when_nobody_answers(
 ) -> None:
     """The log has the reason once, not with each of the attempts to connect."""
     monkeypatch.setattr("zufluss.meta.zookeeper_client.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("zufluss.meta.zookeeper_client._NEWS._last", "")
     with pytest.raises(MetaStoreError, match=r"zookeeper\.address = 127\.0\.0\.1:1 let this one"):
         await open_store("127.0.0.1:1")
     refused = [message for message in caplog.messages if "Connection refused" in message]

@@ -12,12 +12,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from kazoo.exceptions import NoAuthError
 
 from zufluss.config.load import Configuration
 from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, MetaStoreError
 from zufluss.meta.zookeeper import ZooKeeperStore
-from zufluss.meta.zookeeper_client import ZooKeeperAccess
+from zufluss.meta.zookeeper_client import ZooKeeperAccess, ZooKeeperClient
 from zufluss.testing.zookeeper import ZooKeeper
 
 
@@ -45,13 +46,20 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
         yield zookeeper
 
 
-async def test_nodes_of_a_user_are_closed_to_others(single: ZooKeeper) -> None:
+async def test_nodes_of_a_user_are_closed_to_others(
+    single: ZooKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
     """Reading is refused as well: the metadata have what tables hold, and who wrote it."""
     await _roundtrip(_access(single.address, digest="ann:secret"))
     await _roundtrip(_access(single.address, digest="ann:secret"), "/again")
     for stranger in ({}, {"digest": "ann:wrong"}, {"digest": "bob:secret"}):
         with pytest.raises(MetaStoreError, match=r"does not let this server use .*digest"):
             await _roundtrip(_access(single.address, **stranger), "/stranger")
+    nobody = await ZooKeeperClient.open(_access(single.address))
+    with pytest.raises(NoAuthError):
+        await nobody.data(["/zufluss", "/zufluss/store/a"])
+    await nobody.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 # TLS

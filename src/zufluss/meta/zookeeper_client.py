@@ -25,7 +25,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import structlog
 from kazoo.client import KazooClient
@@ -122,8 +122,11 @@ class NodeData(NamedTuple):
     """ZooKeeper's record of it."""
 
 
+NodeAnswer: TypeAlias = NodeData | list[str] | KazooException | None
+
+
 class MultiRead(namedtuple("MultiRead", "operations")):
-    """A request for many nodes; a node that does not exist is None in the answer."""
+    """A request for many nodes; the answer has None for one that does not exist, or its error."""
 
     type = 22
 
@@ -136,12 +139,12 @@ class MultiRead(namedtuple("MultiRead", "operations")):
         return bytes(parts + _HEADER.pack(_ERROR, 1, _ERROR))
 
     @classmethod
-    def deserialize(cls, answer: bytes, offset: int) -> list[NodeData | list[str] | None]:
+    def deserialize(cls, answer: bytes, offset: int) -> list[NodeAnswer]:
         """Decode the answer."""
         return list(_answers(answer, offset))
 
 
-def _answers(answer: bytes, offset: int) -> Iterator[NodeData | list[str] | None]:
+def _answers(answer: bytes, offset: int) -> Iterator[NodeAnswer]:
     while True:
         kind, done, _ = _HEADER.unpack_from(answer, offset)
         offset += _HEADER.size
@@ -162,9 +165,7 @@ def _answers(answer: bytes, offset: int) -> Iterator[NodeData | list[str] | None
         else:
             (code,) = _INT.unpack_from(answer, offset)
             offset += _INT.size
-            if code != NoNodeError.code:
-                raise EXCEPTIONS[code]()
-            yield None
+            yield None if code == NoNodeError.code else EXCEPTIONS[code]()
 
 
 def _bytes(answer: bytes, offset: int) -> tuple[bytes, int]:
@@ -274,6 +275,9 @@ class ZooKeeperClient:
                 answers += answer
         if self._kazoo.client_id != session:
             raise SessionMovedError  # what was read may be older than what was seen
+        for answer in answers:
+            if isinstance(answer, KazooException):
+                raise answer
         return answers
 
     async def _see_everything(self, paths: Sequence[str]) -> None:
