@@ -68,6 +68,14 @@ class Ledger:
                 f"metadata store; ask that one",
             ) from conflict
 
+    async def confirm(self) -> None:
+        """Raise error 65 when another coordinator has taken over.
+
+        Asked before files are deleted that the metadata do not name: what was garbage for the
+        coordinator of this moment stays garbage.
+        """
+        await self.commit([])
+
     async def commit_in_portions(self, ops: Iterable[Op]) -> None:
         """Apply operations in as many transactions as they need, in their order.
 

@@ -191,6 +191,27 @@ async def test_a_large_table_is_created_and_dropped_in_portions(
     await nothing_is_left(again)
 
 
+async def test_a_creation_that_fails_leaves_nothing(
+    cluster: Cluster, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only after the next start: clients try again and again."""
+    ledger = cluster.catalog.ledger
+    with monkeypatch.context() as patch:
+        commit = ledger.commit
+
+        async def refuse_tables(ops: Sequence[Op]) -> None:
+            if any(isinstance(op, Create) and op.path == "/tables/0" for op in ops):
+                raise api.TransactionTooLargeError("the description is too large")
+            await commit(ops)
+
+        patch.setattr(ledger, "commit", refuse_tables)
+        with pytest.raises(api.TransactionTooLargeError):
+            await cluster.catalog.create_table(LARGE, table_json(buckets=300))
+    await nothing_is_left(cluster)
+    await cluster.catalog.create_table(LARGE, table_json(buckets=300))
+    assert len(cluster.image.table(LARGE).buckets) == 300
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 async def test_a_creation_that_was_killed_leaves_nothing(
     cluster: Cluster, small: None, monkeypatch: pytest.MonkeyPatch, count: int

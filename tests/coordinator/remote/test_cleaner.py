@@ -24,6 +24,8 @@ from tests.coordinator.remotes import (
 )
 from tests.coordinator.support import DAY_MS, Cluster, auto_partitioned, table_json
 from zufluss.coordinator import records
+from zufluss.coordinator.ledger import Ledger
+from zufluss.errors import ErrorCode, ZuflussError
 from zufluss.model.table import DatabaseDescriptor, TableBucket, TablePath
 from zufluss.remote.errors import LocationUnavailableError
 from zufluss.remote.locations import AlterOp
@@ -79,6 +81,22 @@ async def test_a_dropped_table_leaves_nothing_in_any_location(
     assert remote_files(tmp_path) == before - mine
     assert cluster.coordinator.remote.cleaner.deleted_files == len(mine)
     assert await notes(cluster) == []
+
+
+async def test_a_coordinator_that_was_replaced_cleans_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A note that it reads may belong to a table that its successor is creating."""
+    entry = await cluster.catalog.create_table(KEYED, keyed_json())
+    await fill(cluster, TableBucket(entry.info.table_id, None, 0))
+    before = remote_files(tmp_path)
+    cleaner = cluster.coordinator.remote.cleaner
+    await Ledger.open(cluster.store)
+    await cluster.store.transact(records.drop_table(cluster.image.table(KEYED), ()).all)
+    with pytest.raises(ZuflussError) as refused:
+        await cleaner._clean(records.table_drop(entry.info.table_id))
+    assert refused.value.code is ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
+    assert remote_files(tmp_path) == before != set()
 
 
 async def test_a_dropped_partition_leaves_its_neighbours(cluster: Cluster, tmp_path: Path) -> None:

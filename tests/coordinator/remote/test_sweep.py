@@ -28,6 +28,7 @@ from tests.coordinator.remotes import (
 )
 from tests.coordinator.support import DAY_MS, Cluster, table_json
 from zufluss.cluster.remote import metadata_file
+from zufluss.coordinator.ledger import Ledger
 from zufluss.model.table import TableBucket
 from zufluss.remote import layout
 from zufluss.remote.errors import LocationUnavailableError
@@ -92,6 +93,18 @@ async def test_uploads_whose_commit_never_came_go_from_every_location(
     assert await sweep(cluster) == 2 * (4 + 1 + 1 + 3 + 1) + 1
     assert remote_files(tmp_path) == wanted
     assert await sweep(cluster) == 0
+
+
+async def test_a_coordinator_that_was_replaced_deletes_nothing(
+    cluster: Cluster, logged: TableBucket, tmp_path: Path
+) -> None:
+    """It does not know what its successor has committed since, such as these files."""
+    await segment(cluster, logged, 0, 10)
+    before = remote_files(tmp_path)
+    await Ledger.open(cluster.store)
+    result = await cluster.coordinator.remote.sweep.sweep()
+    assert any("another coordinator" in failure for failure in result.failures)
+    assert remote_files(tmp_path) == before != set()
 
 
 async def test_a_young_file_and_a_strange_one_stay(

@@ -338,7 +338,8 @@ class Catalog:
         buckets = () if info.is_partitioned else self._place(info)
         home = self._locations.choose(info)
         entry = TableEntry(info, {1: descriptor.schema}, buckets, home.location_id)
-        await self._create(ops, home.ops, records.create_table(entry))
+        gone = TableGone(entry.info.table_id)
+        await self._create(ops, home.ops, records.create_table(entry), gone)
         home.take()
         await self._publish([TablePut(entry)])
         replicas = [
@@ -496,7 +497,7 @@ class Catalog:
             remote_location=home.location_id,
         )
         creation = records.create_partition(table.info.path, entry)
-        await self._create([take_id], home.ops, creation)
+        await self._create([take_id], home.ops, creation, PartitionGone(entry.partition_id))
         home.take()
         await self._publish([PartitionPut(entry)])
         replicas = [
@@ -721,20 +722,29 @@ class Catalog:
         return records.drop_table(entry, self.image.partitions(entry.info.table_id).values())
 
     async def _create(
-        self, take_id: Sequence[Op], home: Sequence[Op], creation: records.CatalogChange
+        self,
+        take_id: Sequence[Op],
+        home: Sequence[Op],
+        creation: records.CatalogChange,
+        gone: ImageChange,
     ) -> None:
         """Commit the creation of a table or partition.
 
         If it is too much for one transaction, it begins with the note of a drop, which the last
-        transaction deletes. So the cleaner deletes what is left over of one that does not finish.
+        transaction deletes. So the cleaner deletes what is left over of one that does not finish;
+        `gone` tells it of one that fails here.
         """
         everything = [*take_id, *home, *creation.all]
         if fits_a_transaction(everything):
             await self.ledger.commit(everything)
             return
         await self.ledger.commit([*take_id, creation.note])
-        await self.ledger.commit_in_portions(creation.rest)
-        await self.ledger.commit([*home, *creation.decisive, Delete(creation.note.path)])
+        try:
+            await self.ledger.commit_in_portions(creation.rest)
+            await self.ledger.commit([*home, *creation.decisive, Delete(creation.note.path)])
+        except Exception:
+            self._changes.publish([gone])
+            raise
 
     async def _drop(self, drop: records.CatalogChange) -> None:
         """Commit a drop; the cleaner deletes the rest of one that is large."""

@@ -496,6 +496,7 @@ class LakeTables:
         places = {self._files.location(self._home(info.table_id))}
         places.update(self._files.location(None, file) for file in offsets_files([*before, *now]))
         there = await self._files.find(info, sorted(places))
+        await self._ledger.confirm()  # else these may be files of the next coordinator
         keep = _paths(self._book.get(info.table_id).snapshots)
         keep.update(self._prepared.get(info.table_id, ()))
         await self._files.delete(file for file in there if file.path not in keep)

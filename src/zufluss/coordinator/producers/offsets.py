@@ -159,10 +159,10 @@ class ProducerOffsets:
                 await self._remove(path, before)
             expires_ms = self._clock_ms() + (self._ttl_ms if ttl_ms is None else ttl_ms)
             ops = await asyncio.to_thread(_create, path, RegisteredOffsets(expires_ms, tables))
+            await self._remove_rest(path)  # of a registration or removal that did not finish
             if fits_a_transaction(ops):
                 await self._ledger.commit(ops)
             else:  # the head last: there is nothing without it
-                await self._remove_rest(path)
                 await self._ledger.commit_in_portions(ops[1:])
                 await self._ledger.commit(ops[:1])
         log.info("producer_offsets_kept", path=path, tables=len(tables))

@@ -168,6 +168,7 @@ class Cleaner:
             return
         drop = records.load_drop(path, note.value)
         await self._delete_rest(drop)
+        await self._ledger.confirm()  # else the note may be a creation of the next coordinator
         owner = drop.owner_id
         if (seconds := self._holds.seconds_left(owner)) > 0:
             self._wait(path, drop, seconds)

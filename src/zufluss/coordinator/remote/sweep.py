@@ -192,6 +192,7 @@ class Sweep:
         still = [each for each in garbage if await self._reason(each.name, each.file, result)]
         if still and delete:
             await self._storage.check(location_id)
+            await self._remotes.ledger.confirm()
             self._reach("sweep-delete")
             await self._storage.delete([each.file for each in still])
             self.counts.deleted_files += len(still)
