@@ -193,6 +193,23 @@ async def test_without_zookeeper_requests_fail_and_change_nothing(
     assert [entry.value for entry in await store.tree("/")] == [b"1"]
 
 
+async def test_the_event_loop_goes_on_however_much_is_asked_without_zookeeper(
+    proxy: TcpProxy, store: ZooKeeperStore
+) -> None:
+    """kazoo keeps requests without a connection, and blocks whoever asks for the 279th."""
+    proxy.refuse()
+    proxy.cut()
+    await eventually_async(lambda: _is_away(store), "the connection is gone")
+    for _ in range(400):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await store.read("/a")
+
+
+async def _is_away(store: ZooKeeperStore) -> bool:
+    return not store._client._kazoo.connected
+
+
 async def test_closing_ends_a_transaction_in_doubt_and_says_so(
     proxy: TcpProxy, store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

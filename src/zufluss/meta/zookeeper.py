@@ -289,6 +289,8 @@ class ZooKeeperStore:
                 continue
             if found is None:
                 self._break(f"the node {tokens.node} was removed")
+            if found.stat.version == tokens.version:  # not replaced: the first may still arrive
+                self._break(f"it refuses to replace a token ({type(result).__name__})")
             tokens.version = found.stat.version
             took_place = found.data == token
             log.info("metadata_transaction_resolved", took_place=took_place)

@@ -23,7 +23,7 @@ import logging
 import struct
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -73,7 +73,7 @@ class ZooKeeperAccess:
     """`host:port`, several separated by commas."""
     session_timeout_ms: int
     """How long ZooKeeper waits for a sign of life."""
-    digest: str | None = None
+    digest: str | None = field(default=None, repr=False)
     """`user:password`; None to log in as nobody."""
     tls: bool = False
     """Whether connections are encrypted."""
@@ -235,6 +235,8 @@ class ZooKeeperClient:
 
     async def send(self, request: Any) -> Any:
         """Send a request and wait for its answer; raises the exceptions of kazoo."""
+        if not self._kazoo.connected:  # kazoo would keep it, and block at the 279th
+            raise ConnectionLoss
         answer = self._kazoo.handler.async_result()
         future: asyncio.Future[Any] = self._loop.create_future()
         answer.rawlink(partial(self._answered, future))
@@ -264,6 +266,8 @@ class ZooKeeperClient:
         return await self._read(lambda path: GetChildren(path, None), paths)
 
     async def _read(self, request: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        if not paths:
+            return []
         await self._see_everything(paths)
         session = self._seen
         pieces = [paths[at : at + READ_AT_ONCE] for at in range(0, len(paths), READ_AT_ONCE)]
@@ -286,9 +290,11 @@ class ZooKeeperClient:
         Within a session ZooKeeper sees to it; kazoo does not say to a new one what was seen.
         """
         session = self._kazoo.client_id
-        if paths and (session is None or session != self._seen):
+        if session is None or session != self._seen:
             await self.sync(paths[0])
-            self._seen = self._kazoo.client_id
+            if session is None or self._kazoo.client_id != session:
+                raise SessionMovedError  # which of the sessions was synced is not known
+            self._seen = session
 
     async def close(self) -> None:
         """End the session; requests under way fail."""
