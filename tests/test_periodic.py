@@ -78,7 +78,7 @@ async def test_a_failure_that_cannot_even_be_logged_does_not_end_the_work(
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(periodic, "log_failure", no_memory)
+    monkeypatch.setattr(periodic.log, "error", no_memory)
     task = asyncio.ensure_future(repeat(60, work, "failed"))
     await done.wait()
     task.cancel()

@@ -369,8 +369,11 @@ class Reader(Worker):
         self.positions[bucket] = max(position, offset)
 
     def is_elsewhere(self, error_code: int) -> bool:
-        """Whether a server does not have the bucket yet: it listens already and has not joined."""
-        return error_code == ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION
+        """Whether a server does not have the bucket yet: it listens, and is still joining."""
+        return error_code in (
+            ErrorCode.UNKNOWN_TABLE_OR_BUCKET_EXCEPTION,
+            ErrorCode.LEADER_NOT_AVAILABLE_EXCEPTION,
+        )
 
     def move_to_start(self, client: RawClient, bucket: TableBucket, offset: int) -> None:
         """The offset has expired, or its record was lost."""
