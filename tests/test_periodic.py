@@ -75,7 +75,7 @@ async def test_a_failure_that_cannot_even_be_logged_does_not_end_the_work(
             raise rounds.pop()
         done.set()
 
-    def no_memory(*_: object) -> None:
+    def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(periodic.log, "error", no_memory)

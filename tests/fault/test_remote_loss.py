@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +57,18 @@ def lose_disk(server: DevServer) -> None:
     shutil.rmtree(server.data_dir / DATABASE)
 
 
+def _all_have_files(server: DevServer, traffic: Traffic) -> bool:
+    """Whether every bucket can be restored: one that has nothing elsewhere is refused."""
+    try:
+        known = remotes(server, traffic.buckets)
+    except sqlite3.DatabaseError:  # copied in the middle of a change
+        return False
+    logs, keyed = traffic.log.all_buckets, traffic.keyed.all_buckets
+    return all(known[b].manifest for b in logs) and all(
+        known[b].manifest or known[b].snapshots for b in keyed
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(rounds(1, 20)))
 def test_after_a_lost_disk_everything_below_the_last_commit_is_there(
@@ -70,6 +83,7 @@ def test_after_a_lost_disk_everything_below_the_last_commit_is_there(
     server = warm_server(BUSY | locations.properties).start()
     with Traffic(server, rng) as traffic:
         traffic.progress(rng.choice((50, 200, 500)))
+        eventually(lambda: _all_have_files(server, traffic), "every bucket has remote files")
         traffic.pause()
         with zufluss.connect(server.bootstrap, **CLIENT) as conn:
             logs = dict(logs_of(conn, traffic.log))
