@@ -7,19 +7,15 @@ repeated only if they certainly had no effect (see `core/cluster.py`).
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from zufluss.client.core import catalog, offsets
 from zufluss.client.core.catalog import Partition, PartitionInfo, partition_name_of
-from zufluss.client.core.cluster import ClusterConnection, Path, as_path
+from zufluss.client.core.cluster import Path, as_path
 from zufluss.client.core.durations import Duration
-from zufluss.client.core.metadata import PROBLEM, ServerFinding, ServerNode
 from zufluss.client.core.offsets import Position, places_of
-from zufluss.client.core.servers import ServerInfo, server_info
 from zufluss.client.keyed import snapshots
 from zufluss.client.keyed.scan_info import KvScanInfo, end_kv_scans, list_kv_scans
 from zufluss.client.keyed.snapshots import KvSnapshotInfo, KvSnapshotMetadata
@@ -30,55 +26,22 @@ from zufluss.client.lease.info import (
     usages_of,
 )
 from zufluss.client.lease.lease import AsyncKvSnapshotLease, IfLost, open_lease
-from zufluss.client.locations import (
-    ClusterConfig,
-    InspectionDepth,
-    LocationFiles,
-    LocationProbe,
-    LocationSweep,
-    RemoteLocation,
-    RemoteLocations,
-    alter_request,
-    altered_location,
-    configs_of,
-    files_of,
-    inspect_request,
-    locations_of,
-    probe_request,
-    probes_of,
-    sweep_of,
-    sweep_request,
-)
+from zufluss.client.operations import AsyncOperations, config_changes
 from zufluss.client.producer.info import ProducerInfo, producers_of
-from zufluss.errors import (
-    NetworkError,
-    RequestTimeoutError,
-    UnsupportedVersionError,
-    ZuflussError,
-)
 from zufluss.model.lake import LakeSnapshot
 from zufluss.model.partition import partition_name, spec_of
 from zufluss.model.schema import Column, Schema, dump_object, names_of
 from zufluss.model.table import (
     DatabaseDescriptor,
-    PhysicalTablePath,
     TableBucket,
     TableDescriptor,
     TableInfo,
 )
-from zufluss.remote.locations import AdminState
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
 from zufluss.wire.tables import path_to_proto, spec_to_proto
 
-_SET: Final = 0
-_DELETE: Final = 1
 _LAST: Final = 0
-
-LOST_POLL_SECONDS: Final = 0.5
-"""Pause between two questions whether a lost location is retired."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +58,13 @@ class DatabaseInfo:
     """Epoch milliseconds."""
 
 
-class AsyncAdmin:
+class AsyncAdmin(AsyncOperations):
     """The administrative calls; `connection.admin` returns this object.
 
     >>> await connection.admin.create_table(  # doctest: +SKIP
     ...     "fluss.events", "id BIGINT, name STRING", bucket_count=4
     ... )
     """
-
-    def __init__(self, connection: ClusterConnection) -> None:
-        self._connection = connection
 
     # -- databases -----------------------------------------------------------------------------
 
@@ -162,7 +122,7 @@ class AsyncAdmin:
         request = m.AlterDatabaseRequest(
             database_name=name,
             ignore_if_not_exists=ignore_if_not_exists,
-            config_changes=_config_changes(set, reset),
+            config_changes=config_changes(set, reset),
             comment=comment,
         )
         await self._change(ApiKey.ALTER_DATABASE, request)
@@ -268,7 +228,7 @@ class AsyncAdmin:
         request = m.AlterTableRequest(
             table_path=path_to_proto(as_path(path)),
             ignore_if_not_exists=ignore_if_not_exists,
-            config_changes=_config_changes(set, reset),
+            config_changes=config_changes(set, reset),
             add_columns=[_add_column(column) for column in columns],
         )
         return _lake_table_missing(await self._change(ApiKey.ALTER_TABLE, request))
@@ -483,219 +443,9 @@ class AsyncAdmin:
         request = m.ReleaseProducerRequest(table_id=info.table_id, producer_id=producer_id)
         await self._change(ApiKey.RELEASE_PRODUCER, request)
 
-    async def server_nodes(self) -> list[ServerNode]:
-        """List the servers of the cluster with the addresses that clients connect to."""
-        await self._connection.refresh()
-        metadata = self._connection.metadata
-        coordinator = [metadata.coordinator] if metadata.coordinator else []
-        return [*coordinator, *metadata.tablets.values()]
-
-    async def examine_servers(self, *, confirm_clock: bool = False) -> list[ServerFinding]:
-        """Ask every server for shortages, doubts and failures; one that is away is a finding, too.
-
-        `confirm_clock` tells them that their wall clocks are right although they jumped.
-        """
-        request = m.ExamineServerRequest(confirm_clock=confirm_clock)
-        findings: list[ServerFinding] = []
-        for address in dict.fromkeys(node.address for node in await self.server_nodes()):
-            server = f"{address[0]}:{address[1]}"
-            try:
-                answer = await self._connection.call_at(address, ApiKey.EXAMINE_SERVER, request)
-            except (NetworkError, RequestTimeoutError) as problem:
-                findings.append(ServerFinding(server, PROBLEM, "server", problem.message))
-                continue
-            findings += [
-                ServerFinding(server, f.severity, f.subject, f.text) for f in answer.findings
-            ]
-        return findings
-
-    async def describe_servers(self) -> list[ServerInfo]:
-        """Return version, role, uptime and metrics of every server that answers.
-
-        Servers of Apache Fluss do not tell them and are left out.
-        """
-        infos: list[ServerInfo] = []
-        for address in dict.fromkeys(node.address for node in await self.server_nodes()):
-            try:
-                request = m.DescribeServerRequest()
-                answer = await self._connection.call_at(address, ApiKey.DESCRIBE_SERVER, request)
-            except (NetworkError, RequestTimeoutError, UnsupportedVersionError):
-                continue  # `examine_servers` reports it
-            infos.append(server_info(f"{address[0]}:{address[1]}", answer))
-        return infos
-
-    # -- remote locations and configuration ----------------------------------------------------
-
-    async def locations(self) -> RemoteLocations:
-        """Return the remote locations: state, use, and the health that each server reports."""
-        return locations_of(await self._ask(ApiKey.LIST_LOCATIONS, m.ListLocationsRequest()))
-
-    async def alter_location(
-        self,
-        operation: str,
-        location_id: int | None = None,
-        *,
-        uri: str | None = None,
-        weight: int | None = None,
-        expected_version: int | None = None,
-    ) -> RemoteLocation:
-        """Change a remote location: add, drain, activate, retire, set-weight or move.
-
-        With `expected_version` the change is made only if the registry still has that version.
-
-        >>> await admin.alter_location("add", uri="s3://bucket/b", weight=2)  # doctest: +SKIP
-        >>> await admin.alter_location("drain", 1)  # doctest: +SKIP
-        """
-        request = alter_request(operation, location_id, uri, weight, expected_version)
-        if operation == "move" and location_id is not None and uri is not None:
-            await self.verify_location(location_id, uri=uri)  # in parts: it may take long
-        return altered_location(
-            await self._connection.call_coordinator(
-                ApiKey.ALTER_LOCATION, request, repeatable=False
-            )
-        )
-
-    async def retire_lost_location(
-        self, location_id: int, *, progress: Callable[[RemoteLocation], None] | None = None
-    ) -> RemoteLocation:
-        """Give up a location that was destroyed, with everything that only it had.
-
-        `location_files(location_id, documents=True)` tells what that is. Lost segments leave the
-        manifests, leases of lost snapshots are revoked, and new snapshots are taken. Returns when
-        nothing refers to the location any more; if this is interrupted, the servers go on, and
-        another call waits for the end. A location that still works is refused with `ConfigError`.
-        `progress` is called with the location while references are left.
-        """
-        known = (await self.locations()).get(location_id)
-        tables = []
-        if known.state is not AdminState.LOST:
-            groups = await self.location_files(location_id)
-            tables = list(dict.fromkeys(group.table for group in groups if group.kind == "kv"))
-        request = alter_request("retire", location_id, None, None, None, force=True)
-        lost = altered_location(
-            await self._connection.call_coordinator(
-                ApiKey.ALTER_LOCATION, request, repeatable=False
-            )
-        )
-        for table in tables:
-            await self._take_new_snapshots(table)
-        while lost.state is not AdminState.RETIRED:
-            await asyncio.sleep(LOST_POLL_SECONDS)
-            lost = (await self.locations()).get(location_id)
-            if lost.state is AdminState.LOST:
-                if progress is not None:
-                    progress(lost)
-                await self._change(ApiKey.ALTER_LOCATION, request)  # ends the wait for another try
-        return lost
-
-    async def _take_new_snapshots(self, table: PhysicalTablePath) -> None:
-        """Take snapshots of a table or partition; servers repeat in their interval what fails."""
-        try:
-            await self.take_kv_snapshots(str(table.path), table.partition)
-        except ZuflussError as problem:
-            log.warning("admin.snapshots_not_taken table=%s error=%s", table, problem)
-
-    async def probe_locations(self, location_id: int | None = None) -> list[LocationProbe]:
-        """Let the coordinator write, read and delete a small object in one location, or in all."""
-        request = probe_request(location_id)
-        return probes_of(await self._ask(ApiKey.PROBE_LOCATION, request))
-
-    async def location_files(
-        self, location_id: int, *, documents: bool = False
-    ) -> list[LocationFiles]:
-        """List the files in a location, by table, bucket and kind.
-
-        With `documents` the lists of files are read, so that log offsets and snapshots are known.
-        """
-        depth = InspectionDepth.DOCUMENTS if documents else InspectionDepth.COUNTS
-        return await self._inspect(inspect_request(location_id, depth, None), None)
-
-    async def verify_location(
-        self,
-        location_id: int,
-        *,
-        uri: str | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[LocationFiles]:
-        """Look for every live file of a location, and compare its size; returns all groups.
-
-        `uri` looks at another address, where the files were copied to. `progress` is called with
-        the number of groups that were checked, and of all. Groups with missing files have
-        `problems`.
-        """
-        request = inspect_request(location_id, InspectionDepth.FILES, uri)
-        return await self._inspect(request, progress)
-
-    async def sweep_locations(
-        self, location_id: int | None = None, *, dry_run: bool = False
-    ) -> LocationSweep:
-        """Delete the files in a location, or in all, that nothing refers to; with reasons.
-
-        `dry_run` only lists them. Files that are younger than `zufluss.remote.sweep.grace` are
-        left alone.
-        """
-        request = sweep_request(location_id, dry_run)
-        while True:
-            answer = await self._connection.call_coordinator(
-                ApiKey.SWEEP_LOCATIONS, request, repeatable=False
-            )
-            if answer.finished:
-                return sweep_of(answer)
-            request = m.SweepLocationsRequest(sweep_id=answer.sweep_id)
-
-    async def _inspect(
-        self, request: m.InspectLocationRequest, progress: Callable[[int, int], None] | None
-    ) -> list[LocationFiles]:
-        groups: list[LocationFiles] = []
-        while True:
-            answer = await self._connection.call_coordinator(
-                ApiKey.INSPECT_LOCATION, request, repeatable=False
-            )
-            groups += files_of(answer)
-            if progress is not None:
-                progress(answer.done, answer.total)
-            if not answer.HasField("next"):
-                return groups
-            request.after = answer.next
-
-    async def cluster_configs(self) -> list[ClusterConfig]:
-        """List the options that were set for the cluster; secrets are hidden."""
-        request = m.DescribeClusterConfigsRequest()
-        return configs_of(await self._ask(ApiKey.DESCRIBE_CLUSTER_CONFIGS, request))
-
-    async def alter_cluster_configs(
-        self, set: Mapping[str, str] | None = None, *, reset: Iterable[str] = ()
-    ) -> None:
-        """Set options of the running cluster, or undo such changes (`reset`); all or none of them.
-
-        >>> await admin.alter_cluster_configs(  # doctest: +SKIP
-        ...     {"remote.data.dirs": "s3://one/a,s3://two/b"}
-        ... )
-        """
-        request = m.AlterClusterConfigsRequest(alter_configs=_config_changes(set, reset))
-        await self._change(ApiKey.ALTER_CLUSTER_CONFIGS, request)
-
-    # -- calls ---------------------------------------------------------------------------------
-
-    async def _ask(self, api_key: ApiKey, request: Any) -> Any:
-        return await self._connection.call_coordinator(api_key, request)
-
-    async def _change(self, api_key: ApiKey, request: Any) -> Any:
-        return await self._connection.call_coordinator(api_key, request, repeatable=False)
-
 
 def _lake_table_missing(answer: m.CreateTableResponse | m.AlterTableResponse) -> str | None:
     return answer.lake_table_missing if answer.HasField("lake_table_missing") else None
-
-
-def _config_changes(
-    changed: Mapping[str, str] | None, removed: Iterable[str]
-) -> list[m.PbAlterConfig]:
-    changes = [
-        m.PbAlterConfig(config_key=key, config_value=str(value), op_type=_SET)
-        for key, value in (changed or {}).items()
-    ]
-    return changes + [m.PbAlterConfig(config_key=key, op_type=_DELETE) for key in removed]
 
 
 def _add_column(column: Column) -> m.PbAddColumn:
