@@ -12,12 +12,12 @@ from zufluss.coordinator.leases import service as leases
 from zufluss.kv.tablet import STORED_BYTES_MAX
 from zufluss.model.predicate import LITERALS_MAX, TESTS_MAX
 from zufluss.net.connection import (
-    CONTROL_BYTES_MAX,
     REQUESTS_AT_ONCE,
     UNAUTHENTICATED_BYTES_MAX,
     WRITE_BUFFER_HIGH,
 )
 from zufluss.net.memory import SHORT_SEND_SECONDS
+from zufluss.net.refusals import CONTROL_BYTES_MAX
 from zufluss.record.batch.check import BATCHES_MAX
 from zufluss.replica.encoders import WAITING_BYTES_MAX
 from zufluss.tablet import fetch, fetch_reader, lookup, produce, put, service

@@ -28,12 +28,12 @@ from zufluss.errors import (
     AuthorizationError,
     ErrorCode,
     NetworkError,
-    RecordTooLargeError,
     ZuflussError,
     refusal_of,
 )
 from zufluss.net.listeners import Listener
 from zufluss.net.memory import SEND_PROGRESS_BYTES, new_buffer
+from zufluss.net.refusals import check_control_size, too_long, unsupported
 from zufluss.net.services import EncodedResponse, Handler, RequestContext
 from zufluss.pacing import Pace
 from zufluss.wire import messages as m
@@ -63,8 +63,6 @@ WRITE_BUFFER_HIGH = 8 * 1024 * 1024
 """Unsent answers of one connection beyond which we stop reading its requests."""
 WRITE_BUFFER_SHORT = 64 * 1024
 """The same while the memory of unread answers is short."""
-CONTROL_BYTES_MAX = 2 * 1024 * 1024
-"""Longest body of a client's request that carries no records: decoding multiplies its size."""
 UNAUTHENTICATED_BYTES_MAX = 64 * 1024
 """Longest request before a required login: strangers get little memory."""
 JOIN_BYTES_MAX = 64 * 1024
@@ -361,14 +359,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         log.warning("frame_refused", peer=self.peer, length=length, limit=limit)
         if length >= 8 and len(rest) >= 8:
             (_, _, request_id) = _unpack_header(rest, 0)
-            if self._served:
-                code = ErrorCode.RECORD_TOO_LARGE_EXCEPTION
-                advice = "(netty.server.max-request-size); send smaller batches"
-            else:
-                code = ErrorCode.AUTHENTICATE_EXCEPTION
-                advice = f"before authentication, which listener {self.listener.name} requires"
-            text = f"request frame of {length} bytes is over the limit of {limit} bytes {advice}"
-            self.respond_error(request_id, code, text)
+            login_at = None if self._served else self.listener.name
+            self.respond_error(request_id, *too_long(length, limit, login_at))
         self.close()
 
     # -- flow control -----------------------------------------------------------------------
@@ -499,7 +491,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             if raw is not None and self._served:
                 api, raw_handler = raw
                 if not api.min_version <= version <= api.max_version:
-                    self.respond_error(request_id, *_unsupported(key, version, api))
+                    self.respond_error(request_id, *unsupported(key, version, api))
                     return
                 server.requests[key] += 1
                 self.inflight += 1
@@ -530,7 +522,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             entry = self.server.services.handlers.get(key)
         if entry is None:
-            self.respond_error(request_id, *_unsupported(key, version, None))
+            self.respond_error(request_id, *unsupported(key, version, None))
             return
         api, handler = entry
         if not api.for_clients and self.listener.name != self.server.internal_listener:
@@ -539,7 +531,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 f"{self.server.internal_listener or '(none: one process serves both roles)'}"
             )
         if not api.min_version <= version <= api.max_version:
-            self.respond_error(request_id, *_unsupported(key, version, api))
+            self.respond_error(request_id, *unsupported(key, version, api))
             return
         if api.for_clients:
             check_control_size(api, len(body))
@@ -705,23 +697,3 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.server.sending.note(self, unsent)
         if self._drained and not self._unread:
             self._wake_drained()
-
-
-def check_control_size(api: Api, size: int) -> None:
-    """Refuse a request without records whose body is absurdly long."""
-    if size > CONTROL_BYTES_MAX:
-        raise RecordTooLargeError(
-            f"a {api.name} request of {size} bytes is over the limit of {CONTROL_BYTES_MAX}; "
-            "ask for less at a time"
-        )
-
-
-def _unsupported(key: int, version: int, api: Api | None) -> tuple[int, str]:
-    if api is None:
-        text = f"API {key} is not served here; ask API_VERSIONS what is"
-    else:
-        text = (
-            f"version {version} of {api.name} is not supported; "
-            f"allowed is {api.min_version} to {api.max_version}"
-        )
-    return ErrorCode.UNSUPPORTED_VERSION, text

@@ -30,7 +30,8 @@ import structlog
 
 from zufluss.errors import ZuflussError, refusal_of
 from zufluss.log.segment import PagesNotCachedError
-from zufluss.net.connection import ServerConnection, check_control_size
+from zufluss.net.connection import ServerConnection
+from zufluss.net.refusals import check_control_size
 from zufluss.replica.replica import Replica
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.fetch_reader import (

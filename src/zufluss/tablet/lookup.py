@@ -24,7 +24,8 @@ from zufluss.errors import ErrorCode, RecordTooLargeError, ZuflussError, refusal
 from zufluss.kv.hot.order import KeysNotSortedError, successor
 from zufluss.kv.store import SCAN_ROWS, LookupPlaces, RowsTooLargeError, group_keys, hash_keys
 from zufluss.kv.tablet import KvTablet
-from zufluss.net.connection import ServerConnection, check_control_size
+from zufluss.net.connection import ServerConnection
+from zufluss.net.refusals import check_control_size
 from zufluss.net.services import EncodedResponse, RequestContext
 from zufluss.pacing import ITEMS_AT_ONCE, paced
 from zufluss.record.batch.kv import value_header, value_records
