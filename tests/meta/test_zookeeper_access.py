@@ -17,6 +17,7 @@ from kazoo.exceptions import NoAuthError
 from zufluss.config.load import Configuration
 from zufluss.errors import ConfigError
 from zufluss.meta.api import Create, MetaStoreError
+from zufluss.meta.open import open_store
 from zufluss.meta.zookeeper import ZooKeeperStore
 from zufluss.meta.zookeeper_client import ZooKeeperAccess, ZooKeeperClient
 from zufluss.testing.zookeeper import ZooKeeper
@@ -184,3 +185,15 @@ def test_an_access_that_cannot_work_is_refused(keys: dict[str, str], problem: st
     with pytest.raises(ConfigError, match=problem) as refused:
         ZooKeeperAccess.of(Configuration.of({"zookeeper.address": "one:2181", **keys}))
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"zookeeper.address": "one:abc"}, r"zookeeper\.address = 'one:abc' is not allowed"),
+        ({"zookeeper.path.root": "a//b"}, r"zookeeper\.path\.root = 'a//b' is not allowed"),
+    ],
+)
+async def test_the_error_names_the_option_that_is_wrong(keys: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        await open_store(Configuration.of({"zookeeper.address": "one:2181", **keys}))

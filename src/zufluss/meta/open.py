@@ -7,10 +7,10 @@ from pathlib import Path
 
 import structlog
 
-from zufluss.config import options
+from zufluss.config import options, zookeeper_options
 from zufluss.config.load import Configuration
 from zufluss.errors import ConfigError
-from zufluss.meta.api import MetaStore
+from zufluss.meta.api import MetaStore, check_path
 from zufluss.meta.embedded import EmbeddedStore
 
 log = structlog.get_logger(__name__)
@@ -21,7 +21,7 @@ DIRECTORY = "meta"
 
 async def open_store(conf: Configuration) -> MetaStore:
     """The store in ZooKeeper if `zookeeper.address` is set, else the one in `data.dir`."""
-    if not conf.get(options.ZOOKEEPER_ADDRESS):
+    if not conf.get(zookeeper_options.ZOOKEEPER_ADDRESS):
         return await EmbeddedStore.open(Path(conf.get(options.DATA_DIR)) / DIRECTORY)
     if importlib.util.find_spec("kazoo") is None:
         raise ConfigError(
@@ -32,12 +32,17 @@ async def open_store(conf: Configuration) -> MetaStore:
     from zufluss.meta.zookeeper import ZooKeeperStore
     from zufluss.meta.zookeeper_client import ZooKeeperAccess
 
-    root = conf.get(options.ZOOKEEPER_PATH_ROOT)
+    access, root = ZooKeeperAccess.of(conf), conf.get(zookeeper_options.ZOOKEEPER_PATH_ROOT)
     try:
-        store = await ZooKeeperStore.open(ZooKeeperAccess.of(conf), root)
+        check_path(root)
     except ValueError as problem:
-        if isinstance(problem, ConfigError):
-            raise
         raise ConfigError(f"zookeeper.path.root = {root!r} is not allowed: {problem}") from None
-    log.info("metadata_in_zookeeper", address=conf.get(options.ZOOKEEPER_ADDRESS), root=root)
+    try:
+        store = await ZooKeeperStore.open(access, root)
+    except ValueError as problem:  # kazoo cannot read the address
+        raise ConfigError(
+            f"zookeeper.address = {access.address!r} is not allowed ({problem}); allowed: "
+            "host:port, several separated by commas"
+        ) from None
+    log.info("metadata_in_zookeeper", address=access.address, root=root)
     return store

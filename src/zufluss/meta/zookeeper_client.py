@@ -43,7 +43,7 @@ from kazoo.protocol.serialization import GetChildren, GetData, Sync, Transaction
 from kazoo.protocol.states import KeeperState, ZnodeStat
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
-from zufluss.config import options
+from zufluss.config import zookeeper_options
 from zufluss.config.load import Configuration
 from zufluss.errors import ConfigError
 from zufluss.meta.api import MetaStoreError
@@ -74,7 +74,7 @@ class ZooKeeperAccess:
     session_timeout_ms: int
     """How long ZooKeeper waits for a sign of life."""
     digest: str | None = field(default=None, repr=False)
-    """`user:password`; None to log in as nobody."""
+    """`user:password` for digest authentication; None connects without a login."""
     tls: bool = False
     """Whether connections are encrypted."""
     tls_ca: str | None = None
@@ -87,23 +87,23 @@ class ZooKeeperAccess:
     @classmethod
     def of(cls, conf: Configuration) -> ZooKeeperAccess:
         """The access that a configuration describes; `ConfigError` if it cannot be used."""
-        address = conf.get(options.ZOOKEEPER_ADDRESS) or ""
+        address = conf.get(zookeeper_options.ZOOKEEPER_ADDRESS) or ""
         if "/" in address:
             raise ConfigError(
                 f"zookeeper.address = {address!r} is not allowed; allowed: host:port, several "
                 f"separated by commas; a path belongs into zookeeper.path.root"
             )
-        digest = conf.get(options.ZUFLUSS_ZOOKEEPER_DIGEST)
+        digest = conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_DIGEST)
         if digest is not None and not all(digest.partition(":")):
             raise ConfigError("zufluss.zookeeper.digest is not allowed; allowed: user:password")
         access = cls(
             address=address,
-            session_timeout_ms=conf.get(options.ZOOKEEPER_CLIENT_SESSION_TIMEOUT),
+            session_timeout_ms=conf.get(zookeeper_options.ZOOKEEPER_CLIENT_SESSION_TIMEOUT),
             digest=digest,
-            tls=conf.get(options.ZUFLUSS_ZOOKEEPER_TLS),
-            tls_ca=conf.get(options.ZUFLUSS_ZOOKEEPER_TLS_CA),
-            tls_certificate=conf.get(options.ZUFLUSS_ZOOKEEPER_TLS_CERTIFICATE),
-            tls_key=conf.get(options.ZUFLUSS_ZOOKEEPER_TLS_KEY),
+            tls=conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_TLS),
+            tls_ca=conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_TLS_CA),
+            tls_certificate=conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_TLS_CERTIFICATE),
+            tls_key=conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_TLS_KEY),
         )
         if (access.tls_certificate is None) != (access.tls_key is None):
             raise ConfigError(
@@ -119,7 +119,7 @@ class NodeData(NamedTuple):
     data: bytes
     """Its data."""
     stat: ZnodeStat
-    """ZooKeeper's record of it."""
+    """The versions, times and number of children that ZooKeeper keeps of the node."""
 
 
 NodeAnswer: TypeAlias = NodeData | list[str] | KazooException | None
