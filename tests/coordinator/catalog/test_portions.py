@@ -17,7 +17,7 @@ from tests.meta.zookeepers import opener
 from tests.waiting import eventually_async
 from zufluss.cluster.image import DatabaseEntry, PartitionEntry, TableEntry
 from zufluss.coordinator import records
-from zufluss.coordinator.catalog import catalog as catalog_module
+from zufluss.coordinator.catalog import portions as catalog_portions
 from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.server import Coordinator
@@ -48,7 +48,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transactions of a hundredth of the size, so that few tables need many of them."""
-    for module in (api, catalog_module):
+    for module in (api, catalog_portions):
         monkeypatch.setattr(module, "PORTION_BYTES", 4_000)
 
 
@@ -93,7 +93,7 @@ async def test_the_states_of_many_buckets_are_in_many_values(cluster: Cluster) -
     before = {e.path: e.version for e in await cluster.store.tree("/tables/0/buckets")}
     table = cluster.image.table(LARGE)
     moved = {TableBucket(0, None, i): replace(table.buckets[i], leader_epoch=7) for i in (3, 299)}
-    done, changes = await cluster.catalog.change_states(lambda: moved)
+    done, changes = await cluster.catalog.states.change(lambda: moved)
     assert (set(done), len(changes)) == (set(moved), 1)
     after = {e.path: e.version for e in await cluster.store.tree("/tables/0/buckets")}
     assert [path[-1] for path in before if before[path] != after[path]] == ["0", "2"]

@@ -14,7 +14,7 @@ from tests.coordinator.wal.world import SILENCE, Server, World, until
 from tests.waiting import WAIT_SECONDS
 from zufluss import periodic
 from zufluss.cluster.wal import WalSource
-from zufluss.coordinator.catalog import catalog
+from zufluss.coordinator.catalog import bucket_states
 from zufluss.coordinator.wal.takeover import UNDELIVERED_SECONDS
 from zufluss.errors import LogStorageError, NetworkError
 from zufluss.log.shared.api import Session
@@ -29,10 +29,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world = await World(tmp_path).start()
     yield world
     await world.stop()
-
-
-def led(world: World, server: Server, buckets: list[TableBucket]) -> list[TableBucket]:
-    return [b for b in buckets if world.state(b).leader == server.server_id]
 
 
 def ordered(world: World, bucket: TableBucket) -> bool:
@@ -93,7 +89,7 @@ async def test_two_machines_that_vanish_together_are_lost_together(world: World)
         await three.link.heartbeat()
         async with asyncio.timeout(WAIT_SECONDS):
             await registrations.check()
-    await until(lambda: led(world, three, buckets) == buckets)
+    await until(lambda: world.led(three, buckets) == buckets)
 
 
 async def test_a_change_that_waits_for_a_lost_server_does_not_hide_that_it_is_lost(
@@ -135,7 +131,7 @@ async def test_a_lost_server_whose_removal_failed_is_removed_by_the_next_check(
         with pytest.raises(MemoryError):
             await world.silent(lost)
     await registrations.check()
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
 
 
 # Orders
@@ -145,7 +141,7 @@ async def test_leaders_are_told_although_the_store_takes_only_some_of_the_change
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk of the coordinator is full in between."""
-    monkeypatch.setattr(catalog, "VALUES_AT_ONCE", 1)
+    monkeypatch.setattr(bucket_states, "VALUES_AT_ONCE", 1)
     lost, two = await world.server(1), await world.server(2)
     tables = [await world.create_table(f"t{i}", buckets=2) for i in range(3)]
     ledger = world.coordinator.catalog.ledger
@@ -161,7 +157,7 @@ async def test_leaders_are_told_although_the_store_takes_only_some_of_the_change
     monkeypatch.setattr(ledger, "commit", short_of_space)
     await world.silent(lost)
     theirs = [bucket for buckets in tables for bucket in buckets]
-    await until(lambda: led(world, two, theirs) == theirs)
+    await until(lambda: world.led(two, theirs) == theirs)
     async with asyncio.timeout(WAIT_SECONDS):
         await until(lambda: all(ordered(world, bucket) for bucket in theirs))
     for bucket in theirs:
@@ -176,7 +172,7 @@ async def test_a_server_that_came_and_went_during_its_own_take_over_is_sealed_fi
     """The session that has its buckets by now goes on, so nobody could take them over from it."""
     lost, two = await world.server(1), await world.server(2)
     buckets = await world.create_table(buckets=2)
-    (bucket,) = led(world, lost, buckets)
+    (bucket,) = world.led(lost, buckets)
     keeper, sealed, go_on = world.wal, asyncio.Event(), asyncio.Event()
     end_sessions = keeper.end_sessions
 
@@ -202,7 +198,7 @@ async def test_buckets_do_not_go_round_among_servers_that_take_no_orders(world: 
     """Each move is a transaction, and a leader epoch."""
     lost, two, three = [await world.server(i) for i in (1, 2, 3)]
     buckets = await world.create_table(buckets=3)
-    (bucket,) = led(world, lost, buckets)
+    (bucket,) = world.led(lost, buckets)
     for server in (two, three):
         server.tablet.failure = LogStorageError("no order is taken here")
     takes = [server.tablet for server in (two, three)]
@@ -245,7 +241,7 @@ async def test_buckets_are_taken_over_after_a_moment_without_memory(
         await world.silent(lost)
         await failed.wait()
         await asyncio.sleep(0)
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
 
 
 # Locations
@@ -271,8 +267,8 @@ async def test_a_location_that_does_not_answer_holds_up_no_session_of_another_on
     async with asyncio.timeout(WAIT_SECONDS):
         await two.link.join()
         await world.silent(lost, two)
-        await until(lambda: not led(world, two, buckets))
-        await until(lambda: all(ordered(world, b) for b in led(world, three, buckets)))
+        await until(lambda: not world.led(two, buckets))
+        await until(lambda: all(ordered(world, b) for b in world.led(three, buckets)))
     assert seals == 1, "whoever needs the end of a session waits for the same seal"
     answers.set()
     await asyncio.gather(*again)

@@ -33,10 +33,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await world.stop()
 
 
-def led(world: World, server: Server, buckets: list[TableBucket]) -> list[TableBucket]:
-    return [b for b in buckets if world.state(b).leader == server.server_id]
-
-
 async def ordered(world: World, buckets: list[TableBucket]) -> None:
     """Wait until the new leaders of these buckets have their orders."""
 
@@ -51,11 +47,11 @@ async def ordered(world: World, buckets: list[TableBucket]) -> None:
 async def test_the_buckets_of_a_silent_server_are_spread_over_the_others(world: World) -> None:
     lost, two, three = [await world.server(i) for i in (1, 2, 3)]
     buckets = await world.create_table(buckets=12)
-    theirs = led(world, lost, buckets)
+    theirs = world.led(lost, buckets)
     former = lost.session
     lost.frozen = True
     await world.silent(lost)
-    await until(lambda: not led(world, lost, buckets))
+    await until(lambda: not world.led(lost, buckets))
     await ordered(world, theirs)
     assert Counter(world.state(b).leader for b in buckets) == {2: 6, 3: 6}
     for bucket in theirs:
@@ -77,7 +73,7 @@ async def test_a_server_whose_address_refuses_connections_is_lost_before_the_lea
 ) -> None:
     lost, two = await world.server(1), await world.server(2)
     buckets = await world.create_table(buckets=2)
-    (bucket,) = led(world, lost, buckets)
+    (bucket,) = world.led(lost, buckets)
     lost.down = True
     world.seconds.now += LEASE_SECONDS / 2
     await two.link.heartbeat()
@@ -98,7 +94,7 @@ async def test_a_slow_server_that_accepts_connections_keeps_its_buckets(world: W
     await registrations.expire()
     await asyncio.gather(*registrations._watches)
     await slow.link.heartbeat()
-    assert led(world, slow, buckets) == buckets
+    assert world.led(slow, buckets) == buckets
     assert all(world.state(b).leader_epoch == 0 for b in buckets)
 
 
@@ -116,7 +112,7 @@ async def test_a_coordinator_that_was_held_up_gives_nobody_up_for_that(world: Wo
         world.seconds.now += SILENCE / 10
         await two.link.heartbeat()
         await registrations.check()
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
     assert set(world.coordinator.image.tablets) == {2}
     assert lost.session != world.wal.book.live(1)
 
@@ -135,7 +131,7 @@ async def test_the_servers_in_the_metadata_have_every_leader(world: World) -> No
     assert world.coordinator.image.tablets == {}
     assert await listed() == {1}, "it leads, until another one does"
     two = await world.server(2)
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
     assert await listed() == {2}
 
 
@@ -146,13 +142,13 @@ async def test_without_another_server_buckets_wait_for_the_first_that_registers(
     buckets = await world.create_table(buckets=3)
     lost.frozen = True
     await world.silent(lost)
-    assert led(world, lost, buckets) == buckets
+    assert world.led(lost, buckets) == buckets
     await until(lambda: world.takeovers.problems)
     (finding,) = world.takeovers.findings()
     assert (finding.severity, finding.subject) == (Severity.PROBLEM, "tablet server 1")
     assert "no other tablet server answers" in finding.text
     two = await world.server(2)
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
     await ordered(world, buckets)
     await until(lambda: not world.takeovers.problems)
 
@@ -162,7 +158,7 @@ async def test_buckets_of_a_session_whose_location_is_away_are_taken_over_when_i
 ) -> None:
     lost, two = await world.server(1), await world.server(2)
     buckets = await world.create_table(buckets=2)
-    (bucket,) = led(world, lost, buckets)
+    (bucket,) = world.led(lost, buckets)
     away = world.location.rename(world.location.with_name("away"))
     world.location.write_text("no directory")
     lost.frozen = True
@@ -182,13 +178,13 @@ async def test_a_lost_server_that_comes_back_gets_no_bucket_twice(world: World) 
     lost, two = await world.server(1), await world.server(2)
     buckets = await world.create_table(buckets=4)
     await world.silent(lost)
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
     await lost.link.heartbeat()
     assert lost.tablet.buckets == {}
     assert world.wal.book.live(1) is not None
-    assert led(world, two, buckets) == buckets
+    assert world.led(two, buckets) == buckets
     more = await world.create_table("more", buckets=1)
-    assert led(world, lost, more) == more, "it leads least"
+    assert world.led(lost, more) == more, "it leads least"
 
 
 async def test_an_order_that_does_not_arrive_is_sent_again(world: World) -> None:
@@ -196,7 +192,7 @@ async def test_an_order_that_does_not_arrive_is_sent_again(world: World) -> None
     buckets = await world.create_table(buckets=2)
     two.frozen = True
     await world.silent(lost)
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
     two.frozen = False
     await ordered(world, buckets)
 
@@ -223,11 +219,11 @@ async def test_a_new_leader_that_hangs_holds_up_nobody_else(world: World) -> Non
     buckets = await world.create_table(buckets=6)
     outcome = hang(two)
     await world.silent(lost)
-    await until(lambda: not led(world, lost, buckets))
-    await ordered(world, led(world, three, buckets))
+    await until(lambda: not world.led(lost, buckets))
+    await ordered(world, world.led(three, buckets))
     await world.coordinator.catalog.create_database("meanwhile", DatabaseDescriptor())
     await world.silent(lost, three)
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
     outcome.set_result(None)
     await ordered(world, buckets)
 
@@ -249,7 +245,7 @@ async def test_a_bucket_that_is_dropped_while_its_order_is_under_way_is_stopped(
 async def test_buckets_of_a_server_that_takes_no_orders_go_to_another_one(world: World) -> None:
     lost, two, three = [await world.server(i) for i in (1, 2, 3)]
     buckets = await world.create_table(buckets=3)
-    (bucket,) = led(world, lost, buckets)
+    (bucket,) = world.led(lost, buckets)
     former = lost.session
     outcome = hang(two)
     await world.silent(lost)
@@ -273,16 +269,16 @@ async def test_a_coordinator_that_dies_at_any_step_is_continued_by_the_next(
     world = await World(tmp_path).start(step)
     lost, two = await world.server(1), await world.server(2)
     buckets = await world.create_table(buckets=4)
-    theirs, former = led(world, lost, buckets), lost.session
+    theirs, former = world.led(lost, buckets), lost.session
     lost.frozen = True
     await world.silent(lost)
     await until(lambda: world.takeovers._task is not None and world.takeovers._task.done())
     await world.restart()
     await two.link.heartbeat()
-    assert set(theirs) == set(led(world, lost, buckets)) or step == "wal-assigned"
+    assert set(theirs) == set(world.led(lost, buckets)) or step == "wal-assigned"
     world.seconds.now += RETURN_LEASES * LEASE_SECONDS
     await two.link.heartbeat()
-    await until(lambda: led(world, two, buckets) == buckets)
+    await until(lambda: world.led(two, buckets) == buckets)
     await ordered(world, buckets)
     record = world.wal.book.get(former.server_epoch)
     assert record is not None
@@ -337,7 +333,7 @@ async def test_a_table_that_is_dropped_meanwhile_is_not_taken_over(world: World)
     kept = await world.create_table("kept", buckets=2)
     two.frozen = True
     await world.silent(lost)
-    await until(lambda: led(world, two, kept) == kept)
+    await until(lambda: world.led(two, kept) == kept)
     two.frozen = False
     await world.coordinator.catalog.drop_table(EVENTS)
     await ordered(world, kept)

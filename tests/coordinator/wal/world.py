@@ -205,6 +205,10 @@ class World:
         assert state is not None
         return state
 
+    def led(self, server: Server, buckets: list[TableBucket]) -> list[TableBucket]:
+        """Return those of the buckets that a server leads."""
+        return [b for b in buckets if self.state(b).leader == server.server_id]
+
     async def silent(self, *servers: Server) -> None:
         """Time passes, and these servers send no heartbeat."""
         self.seconds.now += SILENCE

@@ -27,7 +27,7 @@ not after a crash. Of two coordinators on one store only the later one can chang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -39,7 +39,6 @@ from zufluss.cluster.image import (
     DatabaseEntry,
     DatabaseGone,
     DatabasePut,
-    Holder,
     ImageChange,
     PartitionEntry,
     PartitionGone,
@@ -53,7 +52,8 @@ from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator import records
-from zufluss.coordinator.catalog import auto_increment
+from zufluss.coordinator.catalog import auto_increment, portions
+from zufluss.coordinator.catalog.bucket_states import BucketStates
 from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.lake.creation import LakeTableKeeper, has_lake_table
@@ -76,15 +76,7 @@ from zufluss.errors import (
     TableAlreadyExistError,
     TableNotExistError,
 )
-from zufluss.meta.api import (
-    PORTION_BYTES,
-    VALUE_BYTES_MAX,
-    ConflictError,
-    Delete,
-    Op,
-    fits_a_transaction,
-    op_bytes,
-)
+from zufluss.meta.api import VALUE_BYTES_MAX, Op, fits_a_transaction
 from zufluss.model import validation
 from zufluss.model.auto_partition import check_create_partition
 from zufluss.model.partition import check_spec, qualified_name, spec_of
@@ -104,17 +96,7 @@ DEFAULT_DATABASE = "fluss"
 DESCRIPTOR_BYTES_MAX = VALUE_BYTES_MAX - 10_000
 """Largest descriptor of a table or database: it fits one value together with the other fields."""
 
-VALUES_AT_ONCE = 500
-"""Values with bucket states that change in one transaction."""
-STATES_AT_ONCE = 5_000
-"""Bucket states in all values that change in one transaction."""
-
 T = TypeVar("T")
-
-StatesKey = tuple[int, int | None, int]
-"""Names a value with bucket states: ids of a table and partition, and `records.chunk_of`."""
-_StatesOf = tuple[StatesKey, dict[int, BucketState]]
-"""New states in such a value, by bucket number."""
 
 
 class _LakeFirst(Exception):
@@ -158,8 +140,8 @@ class Catalog:
         self._clock_ms = clock_ms
         self._wal_of = wal_of
         self._lock = asyncio.Lock()
-        self._states = asyncio.Lock()
-        """Held while states of buckets are decided on, stored and applied."""
+        self.states = BucketStates(ledger, image)
+        """Changes who leads buckets."""
         self._tasks = PendingTasks("catalog")
 
     async def create_default_database(self) -> None:
@@ -248,11 +230,11 @@ class Catalog:
                     f"Database {name} is not empty. Drop its {len(tables)} tables, or drop it "
                     "with cascade"
                 )
-            portions = self._drop_portions(tables)
-            for number, (ops, some) in enumerate(portions, 1):
+            drops = portions.drops([(table, self._table_drop(table)) for table in tables])
+            for number, (ops, some) in enumerate(drops, 1):
                 stops = [stop for table in some for stop in self._stops(table)]
                 changes: list[ImageChange] = [TableGone(table.info.table_id) for table in some]
-                if number == len(portions):
+                if number == len(drops):
                     ops.append(records.drop_database(name))
                     changes.append(DatabaseGone(name))
                 await self.ledger.commit(ops)
@@ -365,7 +347,7 @@ class Catalog:
 
     async def _drop_table(self, entry: TableEntry) -> None:
         stops = self._stops(entry)
-        await self._drop(self._table_drop(entry))
+        await portions.drop(self.ledger, self._table_drop(entry))
         await self._publish([TableGone(entry.info.table_id)])
         await self._tablets.stop_replicas(stops)
         log.info("table_dropped", table=str(entry.info.path), table_id=entry.info.table_id)
@@ -536,7 +518,7 @@ class Catalog:
         await self.exclusive(change)
 
     async def _drop_partition(self, table: TableEntry, entry: PartitionEntry) -> None:
-        await self._drop(records.drop_partition(table.info.path, entry))
+        await portions.drop(self.ledger, records.drop_partition(table.info.path, entry))
         await self._publish([PartitionGone(entry.partition_id)])
         await self._tablets.stop_replicas(
             [_stop(bucket, state) for _, bucket, state in partition_buckets(table, entry)]
@@ -565,93 +547,6 @@ class Catalog:
         return (await self.ledger.take(records.SERVER_EPOCH_COUNTER, 1))[0] + 1
 
     # Buckets
-
-    async def change_states(
-        self, decide: Callable[[], Mapping[TableBucket, BucketState]]
-    ) -> tuple[list[TableBucket], list[ImageChange]]:
-        """Replace the states of buckets by those that `decide` returns for the present image.
-
-        Returns the buckets that have their new state, and the changes, which `tell` sends to others
-        if leaders are among them. Buckets that are dropped meanwhile are left out. This needs not
-        be exclusive: it takes turns with itself only.
-        """
-        done: list[TableBucket] = []
-        changes: dict[tuple[int, int | None], ImageChange] = {}
-        async with self._states:
-            by_key: dict[StatesKey, dict[int, BucketState]] = {}
-            for bucket, state in decide().items():
-                by_key.setdefault(states_key(bucket), {})[bucket.bucket_id] = state
-            for keys in self.states_in_portions(list(by_key)):
-                portion = [(key, by_key[key]) for key in keys]
-                for (table_id, partition_id, _), states in await self._put_states(portion):
-                    ids = table_id, partition_id
-                    done += [TableBucket(*ids, number) for number in states]
-                    if (change := self._apply_states(ids, states)) is not None:
-                        changes[ids] = change
-                await asyncio.sleep(0)
-        return done, list(changes.values())
-
-    async def between_changes_of_states(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run work that must not overlap with a change of states, such as one that is stored only.
-
-        Whoever holds `exclusive`, too, takes it first.
-        """
-        async with self._states:
-            return await work()
-
-    def states_in_portions(self, keys: Sequence[StatesKey]) -> Iterator[Sequence[StatesKey]]:
-        """The keys in portions: `change_states` changes what is in one in one transaction."""
-        begin, room = 0, STATES_AT_ONCE
-        for at, (table_id, partition_id, _) in enumerate(keys):
-            holder = self.image.holder(TableBucket(table_id, partition_id, 0))
-            size = 0 if holder is None else min(len(holder.buckets), records.BUCKETS_AT_ONCE)
-            if at > begin and (size > room or at - begin == VALUES_AT_ONCE):
-                yield keys[begin:at]
-                begin, room = at, STATES_AT_ONCE
-            room -= size
-        if keys:
-            yield keys[begin:]
-
-    async def _put_states(self, portion: list[_StatesOf]) -> list[_StatesOf]:
-        """Store the states of some tables and partitions; returns those that were there."""
-        while portion:
-            there: list[_StatesOf] = []
-            ops: list[Op] = []
-            for each in portion:
-                (table_id, partition_id, chunk), states = each
-                entry = self._with_states((table_id, partition_id), states)
-                if entry is not None:
-                    there.append(each)
-                    ops.append(records.put_buckets(entry, chunk))
-            portion = there
-            try:
-                await self.ledger.commit(ops)
-                return portion
-            except ConflictError as conflict:  # dropped, which the image does not know yet
-                portion = portion[: conflict.index - 1] + portion[conflict.index :]
-        return []
-
-    def _apply_states(
-        self, ids: tuple[int, int | None], states: Mapping[int, BucketState]
-    ) -> ImageChange | None:
-        entry = self._with_states(ids, states)
-        if entry is None:
-            return None
-        put = TablePut(entry) if isinstance(entry, TableEntry) else PartitionPut(entry)
-        self.image.apply([put])
-        return put
-
-    def _with_states(
-        self, ids: tuple[int, int | None], states: Mapping[int, BucketState]
-    ) -> Holder | None:
-        """The present table or partition with other states of its buckets; None if it is gone."""
-        holder = self.image.holder(TableBucket(*ids, 0))
-        if holder is None:
-            return None
-        return replace(
-            holder,
-            buckets=tuple(states.get(i, state) for i, state in enumerate(holder.buckets)),
-        )
 
     async def tell(self, changes: Sequence[ImageChange]) -> None:
         """Tell all who follow the catalog of changes that were applied."""
@@ -730,46 +625,17 @@ class Catalog:
     ) -> None:
         """Commit the creation of a table or partition.
 
-        If it is too much for one transaction, it begins with the note of a drop, which the last
-        transaction deletes. So the cleaner deletes what is left over of one that does not finish;
-        `gone` tells it of one that fails here.
+        `gone` tells the cleaner of a large one that failed, which may have left something.
         """
         everything = [*take_id, *home, *creation.all]
         if fits_a_transaction(everything):
             await self.ledger.commit(everything)
             return
-        await self.ledger.commit([*take_id, creation.note])
         try:
-            await self.ledger.commit_in_portions(creation.rest)
-            await self.ledger.commit([*home, *creation.decisive, Delete(creation.note.path)])
+            await portions.create(self.ledger, take_id, home, creation)
         except Exception:
             self._changes.publish([gone])
             raise
-
-    async def _drop(self, drop: records.CatalogChange) -> None:
-        """Commit a drop; the cleaner deletes the rest of one that is large."""
-        whole = fits_a_transaction(drop.all)
-        await self.ledger.commit(drop.all if whole else drop.decisive)
-
-    def _drop_portions(
-        self, tables: Sequence[TableEntry]
-    ) -> list[tuple[list[Op], list[TableEntry]]]:
-        """The operations that drop tables, in transactions with the tables that each one drops."""
-        drops = [self._table_drop(table) for table in tables]
-        everything = [op for drop in drops for op in drop.all]
-        if fits_a_transaction(everything):
-            return [(everything, list(tables))]
-        portions: list[tuple[list[Op], list[TableEntry]]] = []
-        room = 0
-        for table, drop in zip(tables, drops, strict=True):
-            size = sum(map(op_bytes, drop.decisive))
-            if size > room or not portions:
-                portions.append(([], []))
-                room = PORTION_BYTES
-            portions[-1][0].extend(drop.decisive)
-            portions[-1][1].append(table)
-            room -= size
-        return portions
 
     def _stops(self, entry: TableEntry) -> list[ReplicaStop]:
         """Stops for all buckets of a table and its partitions, while they are in the image."""
@@ -786,11 +652,6 @@ class Catalog:
         if table_id is not None and table.info.table_id != table_id:
             raise TableNotExistError(f"table '{path}' with id {table_id} does not exist any more")
         return table
-
-
-def states_key(bucket: TableBucket) -> StatesKey:
-    """The key of the value that has the state of a bucket."""
-    return bucket.table_id, bucket.partition_id, records.chunk_of(bucket.bucket_id)
 
 
 def _stop(bucket: TableBucket, state: BucketState) -> ReplicaStop:

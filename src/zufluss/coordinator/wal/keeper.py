@@ -234,7 +234,7 @@ class WalKeeper:
         def next_epochs() -> Mapping[TableBucket, BucketState]:
             return {b: led_by(s, server_id) for _, b, s in self.led(server_id)}
 
-        _, changes = await self._catalog.change_states(next_epochs)
+        _, changes = await self._catalog.states.change(next_epochs)
         return changes
 
     def led(self, server_id: int) -> list[tuple[PhysicalTablePath, TableBucket, BucketState]]:
@@ -280,7 +280,7 @@ class WalKeeper:
             }
 
         self._reach("wal-takeover")
-        done, _ = await self._catalog.change_states(taken_over)
+        done, _ = await self._catalog.states.change(taken_over)
         self._reach("wal-taken-over")
         return set(done)
 
@@ -297,7 +297,7 @@ class WalKeeper:
             def release() -> Awaitable[None]:
                 return self._release_unused(sealed)
 
-            between = self._catalog.between_changes_of_states
+            between = self._catalog.states.between_changes
             await self._catalog.exclusive(lambda: between(release))
         return [record for record in self.book if record.state is State.RELEASED]
 

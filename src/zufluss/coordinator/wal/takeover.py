@@ -35,7 +35,8 @@ from zufluss.cluster.examination import Finding, Severity
 from zufluss.cluster.image import BucketState, ClusterNode
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.cluster.wal import WalSession
-from zufluss.coordinator.catalog.catalog import Catalog, StatesKey, states_key
+from zufluss.coordinator.catalog.bucket_states import StatesKey, states_key
+from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.catalog.placement import place
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.tablets import Tablets
@@ -198,7 +199,7 @@ class Takeovers:
         for path, bucket, _ in self._keeper.led(server_id):
             owned.setdefault(states_key(bucket), []).append((path, bucket))
         taken = 0
-        for keys in self._catalog.states_in_portions(list(owned)):
+        for keys in self._catalog.states.in_portions(list(owned)):
             some = [owned[key] for key in keys]
             taken += await self._assign_some(some, nodes, leaders, which)
         return taken
@@ -228,7 +229,7 @@ class Takeovers:
             return states
 
         self._reach("wal-assign")
-        done, changes = await self._catalog.change_states(other_leaders)
+        done, changes = await self._catalog.states.change(other_leaders)
         taken = set(done)
         for path, bucket in chain.from_iterable(owned):
             if bucket in taken:
