@@ -174,7 +174,7 @@ class CatalogChange(NamedTuple):
     rest: list[Op]
     """Those before a creation, or after a drop, if there are too many for that transaction."""
     note: Create
-    """The note of a drop: while it is there, nobody expects the rest to be complete."""
+    """The note of a drop. While the store has it, the rest may be incomplete."""
 
     @property
     def all(self) -> list[Op]:

@@ -89,7 +89,7 @@ BUCKETS_PER_REQUEST_MAX = 10_000
 OFFSETS_AT_ONCE: Final = 4096
 """Offsets of producers that are encoded on the event loop; more are encoded in a thread."""
 TOLD_SECONDS: Final = 1.0
-"""How long a change of the catalog waits for servers to hear of it."""
+"""How long a change of the catalog waits for the tablet servers to confirm it."""
 _NO_FOLLOWER: Final = -1
 _LATEST: Final = 1
 

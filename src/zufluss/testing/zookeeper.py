@@ -36,7 +36,7 @@ MISSED_TICKS: Final = 40
 SESSION_MS_MAX: Final = 60_000
 """The longest session that a client may ask for."""
 HEAP: Final = "1g"
-"""At most; a server with few nodes takes a twentieth of it. With too little, members die of it."""
+"""The largest heap of a member. Few nodes need a twentieth of it; a member that runs out dies."""
 PORTS: Final = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections: a stopped member keeps its ports."""
 

@@ -129,7 +129,7 @@ async def _problems(store: ObjectStore, stored: StoredSession) -> AsyncIterator[
 
 
 async def _first_number(store: ObjectStore, server_epoch: int) -> int | None:
-    """The lowest number of a session; None if nothing is left of it."""
+    """Return the lowest object number of a session; None if it has no objects any more."""
     numbers = [name.number async for name, _ in _objects(store, session_directory(server_epoch))]
     return min(numbers, default=None)
 
