@@ -289,8 +289,8 @@ async def test_a_session_into_which_a_bucket_is_taken_over_right_now_is_not_rele
     one = await world.server(1)
     (bucket,) = await world.create_table(buckets=1)
     await one.link.join()
-    session, catalog = one.session, world.coordinator.catalog
-    stored, go_on, put = asyncio.Event(), asyncio.Event(), catalog._put_states
+    session, states = one.session, world.coordinator.catalog.states
+    stored, go_on, put = asyncio.Event(), asyncio.Event(), states._put
 
     async def slow(portion: Any) -> Any:
         done = await put(portion)
@@ -298,7 +298,7 @@ async def test_a_session_into_which_a_bucket_is_taken_over_right_now_is_not_rele
         await go_on.wait()
         return done
 
-    monkeypatch.setattr(catalog, "_put_states", slow)
+    monkeypatch.setattr(states, "_put", slow)
     taken_over = asyncio.create_task(one.commit(bucket))
     await stored.wait()
     await world.wal.end(1)
