@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -23,6 +25,7 @@ from zufluss.log.manager import COMMIT_DIRECTORY, COPY_BYTES_MAX, LogManager, lo
 from zufluss.log.worker import ThreadWorker
 from zufluss.log.writer_state import WriterState
 from zufluss.model.table import PhysicalTablePath, TableBucket
+from zufluss.pacing import TURN_SECONDS
 
 PATH = PhysicalTablePath("db", "t", None)
 FIRST, SECOND = TableBucket(1, None, 0), TableBucket(1, None, 1)
@@ -744,3 +747,19 @@ async def test_an_outcome_that_memory_ran_out_for_is_delivered_again() -> None:
     worker.submit(lambda: 2, done)
     assert [await outcomes.get(), await outcomes.get()] == [1, 2]
     await asyncio.get_running_loop().run_in_executor(None, worker.stop)
+
+
+async def test_outcomes_that_gathered_are_delivered_in_turns_of_the_loop() -> None:
+    """Each may answer a request: thousands at once would hold up everything else."""
+    now = itertools.count(step=TURN_SECONDS / 3)
+    worker = ThreadWorker("test", asyncio.get_running_loop(), lambda: next(now))
+    delivered: list[int] = []
+    for number in range(10):
+        worker.submit(functools.partial(int, number), delivered.append)
+    worker.stop()  # every outcome is there before the loop takes the first
+    lengths = []
+    while len(delivered) < 10:
+        await asyncio.sleep(0)
+        lengths.append(len(delivered))
+    assert delivered == list(range(10))
+    assert [length for length in lengths if length] == [3, 6, 9, 10]

@@ -3,13 +3,15 @@
 Syncing blocks, so it runs beside the loop; everything else of a log runs on the loop. A job is a
 function without arguments; `done` is called on the loop with its result, or with the exception it
 raised. One worker runs one job at a time, which is what group commit wants: while one sync is under
-way the next group gathers.
+way the next group gathers. Outcomes that gathered are delivered in turns of the loop's, because
+each may answer a request, and thousands of answers at once would hold up everybody else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -17,6 +19,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from zufluss.pacing import TURN_SECONDS
 from zufluss.threads import start
 
 log = structlog.get_logger(__name__)
@@ -41,8 +44,14 @@ class Worker(Protocol):
 class ThreadWorker:
     """A worker with a thread of its own."""
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._loop = loop
+        self._clock = clock
         self._jobs: SimpleQueue[tuple[Job, Done | None] | None] = SimpleQueue()
         self._outcomes: deque[tuple[Done, Any]] = deque()
         self._reported = False
@@ -85,6 +94,7 @@ class ThreadWorker:
     def _report(self) -> None:
         """On the loop: deliver the outcomes that gathered; a wake-up for each would cost more."""
         self._reported = False
+        ends = self._clock() + TURN_SECONDS
         try:
             while self._outcomes:
                 done, outcome = self._outcomes.popleft()
@@ -93,6 +103,9 @@ class ThreadWorker:
                 except MemoryError:  # perhaps before it began, and somebody waits for it
                     log.exception("outcome_not_taken")
                     done(outcome)
+                if self._clock() >= ends:
+                    break
         finally:
-            if self._outcomes:  # one of them raised, which the loop logs; the others continue
+            if self._outcomes:  # the turn is over, or one of them raised, which the loop logs
+                self._reported = True
                 self._loop.call_soon(self._report)
