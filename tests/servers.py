@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -56,23 +57,26 @@ class WarmProcess:
                 os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, also when the fork server does not report it."""
-        deadline = time.monotonic() + (WAIT_SECONDS if timeout is None else timeout)
+        """The exit code, which a busy fork server reports late."""
+        limit = WAIT_SECONDS if timeout is None else timeout
+        deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
             self._process.join(1)
             code = self._process.exitcode
+            if code is None:
+                code = _exit_code(self.pid)
             if code is not None:
                 return code
-            if _is_gone(self.pid):
-                return -signal.SIGKILL
-        raise TimeoutError(f"the server {self.pid} did not end in time")
+        raise subprocess.TimeoutExpired(f"server {self.pid}", limit)
 
 
-def _is_gone(pid: int) -> bool:
+def _exit_code(pid: int) -> int | None:
+    """The exit code of a process that ended and that nobody has asked for it; else None."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except FileNotFoundError:  # the fork server has asked, and reports the answer
+        return None
+    return os.waitstatus_to_exitcode(int(fields[-1])) if fields[0] == "Z" else None
 
 
 class WarmServer(DevServer):
