@@ -39,8 +39,11 @@ def server(new_server: Callable[..., DevServer]) -> DevServer:
 
 @pytest.fixture
 def connection(server: DevServer) -> Iterator[Connection]:
-    """A connection that lives over restarts of the server."""
-    with zufluss.connect(server.bootstrap) as connection:
+    """A connection that lives over restarts of the server.
+
+    It waits for long: the first table in a lake needs a process that imports the lake's library.
+    """
+    with zufluss.connect(server.bootstrap, **{"client.request-timeout": "300s"}) as connection:
         yield connection
 
 
