@@ -169,6 +169,32 @@ async def test_a_store_and_zookeeper_show_each_other_certificates(
             await _roundtrip(access, "/stranger")
 
 
+# SASL
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_only_users_who_log_in_by_sasl_are_let_in_and_nodes_belong_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ZooKeeper(tmp_path, sasl={"ann": "secret", "bob": "other"}) as zookeeper:
+        await _roundtrip(_access(zookeeper.address, sasl="ann:secret"))
+        await _roundtrip(_access(zookeeper.address, sasl="ann:secret"), "/again")
+        with pytest.raises(MetaStoreError, match=r"does not let this server use .*sasl"):
+            await _roundtrip(_access(zookeeper.address, sasl="bob:other"), "/stranger")
+        with monkeypatch.context() as impatient:
+            impatient.setattr("zufluss.meta.zookeeper_client.CONNECT_SECONDS", 1.5)
+            for stranger in ({"sasl": "ann:wrong"}, {}):
+                with pytest.raises(MetaStoreError):
+                    await _roundtrip(_access(zookeeper.address, **stranger), "/stranger")
+        store = await ZooKeeperStore.open(_access(zookeeper.address, sasl="ann:secret"), "/zufluss")
+        zookeeper.stop()
+        zookeeper.let_in({"ann": "new"})
+        zookeeper.start()
+        with pytest.raises(MetaStoreError, match="refused a request"):
+            await store.read("/a")  # not "did not answer": there is nothing to wait for
+        await store.close()
+
+
 # Configuration
 
 
@@ -178,6 +204,11 @@ async def test_a_store_and_zookeeper_show_each_other_certificates(
         ({"zookeeper.address": "one:2181/path"}, r"belongs into zookeeper\.path\.root"),
         ({"zufluss.zookeeper.digest": "ann"}, "allowed: user:password"),
         ({"zufluss.zookeeper.digest": ":secret"}, "allowed: user:password"),
+        ({"zufluss.zookeeper.sasl": "ann:"}, "allowed: user:password"),
+        (
+            {"zufluss.zookeeper.digest": "ann:secret", "zufluss.zookeeper.sasl": "ann:secret"},
+            "two logins; set one of them",
+        ),
         ({"zufluss.zookeeper.tls.key": "file"}, "go together"),
     ],
 )

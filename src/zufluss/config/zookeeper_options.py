@@ -38,6 +38,15 @@ ZUFLUSS_ZOOKEEPER_DIGEST = string_option(
     secret=True,
     default_text="no login, nodes open to everybody",
 )
+ZUFLUSS_ZOOKEEPER_SASL = string_option(
+    "zufluss.zookeeper.sasl",
+    None,
+    "`user:password` for a login to ZooKeeper by SASL (DIGEST-MD5), instead of "
+    "`zufluss.zookeeper.digest`; needs `pip install 'zufluss[zookeeper-sasl]'`. Nodes that are "
+    "created while this is set are open to this user only.",
+    secret=True,
+    default_text="no login, nodes open to everybody",
+)
 ZUFLUSS_ZOOKEEPER_TLS = bool_option(
     "zufluss.zookeeper.tls",
     False,

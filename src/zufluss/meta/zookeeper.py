@@ -413,7 +413,8 @@ class ZooKeeperStore:
         if isinstance(problem, NoAuthError | AuthFailedError):
             raise MetaStoreError(
                 f"ZooKeeper at {self._client.address} does not let this server use "
-                f"{self._root}; nothing was changed, correct zufluss.zookeeper.digest"
+                f"{self._root}; nothing was changed, correct zufluss.zookeeper.digest or "
+                f"zufluss.zookeeper.sasl"
             ) from problem
         raise MetaStoreError(
             f"ZooKeeper at {self._client.address} refused a request ({type(problem).__name__}); "

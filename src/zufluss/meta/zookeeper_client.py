@@ -19,6 +19,7 @@ request for each node, kazoo would need seconds for the tree of a large cluster.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import struct
 from collections import namedtuple
@@ -41,7 +42,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import GetChildren, GetData, Sync, Transaction
 from kazoo.protocol.states import KeeperState, ZnodeStat
-from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from zufluss.config import zookeeper_options
 from zufluss.config.load import Configuration
@@ -74,7 +75,9 @@ class ZooKeeperAccess:
     session_timeout_ms: int
     """How long ZooKeeper waits for a sign of life."""
     digest: str | None = field(default=None, repr=False)
-    """`user:password` for digest authentication; None connects without a login."""
+    """`user:password` for digest authentication."""
+    sasl: str | None = field(default=None, repr=False)
+    """`user:password` for a login by SASL; without this and a digest there is no login."""
     tls: bool = False
     """Whether connections are encrypted."""
     tls_ca: str | None = None
@@ -93,13 +96,30 @@ class ZooKeeperAccess:
                 f"zookeeper.address = {address!r} is not allowed; allowed: host:port, several "
                 f"separated by commas; a path belongs into zookeeper.path.root"
             )
-        digest = conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_DIGEST)
-        if digest is not None and not all(digest.partition(":")):
-            raise ConfigError("zufluss.zookeeper.digest is not allowed; allowed: user:password")
+        logins = {
+            option.key: login
+            for option in (
+                zookeeper_options.ZUFLUSS_ZOOKEEPER_DIGEST,
+                zookeeper_options.ZUFLUSS_ZOOKEEPER_SASL,
+            )
+            if (login := conf.get(option)) is not None
+        }
+        for key, login in logins.items():
+            if not all(login.partition(":")):
+                raise ConfigError(f"{key} is not allowed; allowed: user:password")
+        if len(logins) > 1:
+            raise ConfigError(f"{' and '.join(logins)} are two logins; set one of them")
+        sasl = conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_SASL)
+        if sasl is not None and importlib.util.find_spec("puresasl") is None:
+            raise ConfigError(
+                "zufluss.zookeeper.sasl needs a package that is not installed; "
+                "pip install 'zufluss[zookeeper-sasl]'"
+            )
         access = cls(
             address=address,
             session_timeout_ms=conf.get(zookeeper_options.ZOOKEEPER_CLIENT_SESSION_TIMEOUT),
-            digest=digest,
+            digest=conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_DIGEST),
+            sasl=sasl,
             tls=conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_TLS),
             tls_ca=conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_TLS_CA),
             tls_certificate=conf.get(zookeeper_options.ZUFLUSS_ZOOKEEPER_TLS_CERTIFICATE),
@@ -188,6 +208,8 @@ class ZooKeeperClient:
         if access.digest is not None:
             user, _, password = access.digest.partition(":")
             self.acl = [make_digest_acl(user, password, all=True)]
+        if access.sasl is not None:
+            self.acl = [make_acl("sasl", access.sasl.partition(":")[0], all=True)]
         self._kazoo = kazoo
         self._loop = loop
         self._seen: tuple[int, bytes] | None = None
@@ -204,6 +226,7 @@ class ZooKeeperClient:
             access.address,
             timeout=access.session_timeout_ms / 1000,
             auth_data=[] if access.digest is None else [("digest", access.digest)],
+            sasl_options=_sasl_options(access),
             connection_retry={
                 "max_tries": -1,
                 "delay": 0.05,
@@ -306,6 +329,13 @@ class ZooKeeperClient:
 
     def __repr__(self) -> str:
         return f"ZooKeeperClient({self.address!r}, {self._kazoo.client_state})"
+
+
+def _sasl_options(access: ZooKeeperAccess) -> dict[str, str] | None:
+    if access.sasl is None:
+        return None
+    user, _, password = access.sasl.partition(":")
+    return {"mechanism": "DIGEST-MD5", "username": user, "password": password}
 
 
 class _News(logging.Filter):

@@ -57,6 +57,10 @@ _NETTY: Final = "netty-"
 _ALONE: Final = re.compile(r"PrepRequestProcessor \(sid:\d+\) started")
 _SERVES: Final = re.compile(r"Peer state changed: (leading|following) - broadcast")
 _STATE: Final = re.compile(r"Peer state changed: (.*)$")
+_SASL: Final = {
+    "authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    "sessionRequireClientSASLAuth": "true",
+}
 _LOGGING: Final = """\
 status = error
 appender.console.type = Console
@@ -73,6 +77,8 @@ class ZooKeeperMember(ReadyProcess):
 
     def __init__(self, directory: Path, number: int, ports: Sequence[int], alone: bool) -> None:
         super().__init__(_ALONE if alone else _SERVES)
+        self.users: str | None = None
+        """Who may log in by SASL, as Java has it in a file."""
         self.directory = directory
         self.number = number
         self.port, self.quorum_port, self.election_port = ports
@@ -82,11 +88,17 @@ class ZooKeeperMember(ReadyProcess):
         """`host:port` for clients."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def _jaas(self) -> Path:
+        return self.directory / "jaas.conf"
+
     def configure(self, lines: Sequence[str]) -> None:
         """Write the files that the server reads at its start."""
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / "log4j2.properties").write_text(_LOGGING)
         (self.directory / "myid").write_text(f"{self.number}\n")
+        if self.users is not None:
+            self._jaas.write_text(self.users)
         own = [f"dataDir={self.directory}"]
         (self.directory / "zoo.cfg").write_text("".join(f"{line}\n" for line in [*own, *lines]))
 
@@ -97,6 +109,8 @@ class ZooKeeperMember(ReadyProcess):
             "zookeeper.forceSync": "no",
             "zookeeper.jmx.log4j.disable": "true",
         }
+        if self.users is not None:
+            options["java.security.auth.login.config"] = str(self._jaas)
         return [
             _java(),
             "-Xms32m",
@@ -135,8 +149,12 @@ class ZooKeeper:
         properties: Mapping[str, str] | None = None,
         *,
         tls: Mapping[str, str] | None = None,
+        sasl: Mapping[str, str] | None = None,
     ) -> None:
-        """`properties` are lines of `zoo.cfg`; with those in `tls`, clients have to use TLS."""
+        """`properties` are lines of `zoo.cfg`; with those in `tls`, clients have to use TLS.
+
+        With `sasl`, passwords by user, only these users are let in.
+        """
         self._properties = dict(properties or {})
         self._tls = dict(tls or {})
         ports = _free_ports(3 * members)
@@ -149,6 +167,8 @@ class ZooKeeper:
             )
             for number in range(1, members + 1)
         ]
+        if sasl is not None:
+            self.let_in(sasl)
 
     @property
     def address(self) -> str:
@@ -159,6 +179,12 @@ class ZooKeeper:
     def leader(self) -> ZooKeeperMember:
         """The member that leads the ensemble."""
         return next(member for member in self.members if member.leads)
+
+    def let_in(self, passwords: Mapping[str, str]) -> None:
+        """From the next start on, let only these users in, by SASL."""
+        self._properties |= _SASL
+        for member in self.members:
+            member.users = _users(passwords)
 
     def start(self) -> Self:
         """Start all members that do not run; returns when they serve."""
@@ -210,6 +236,12 @@ class ZooKeeper:
                 where = f"127.0.0.1:{each.quorum_port}:{each.election_port}"
                 values[f"server.{each.number}"] = where
         return [f"{key}={value}" for key, value in values.items()]
+
+
+def _users(passwords: Mapping[str, str]) -> str:
+    """The file in which Java looks for users."""
+    users = " ".join(f'user_{user}="{password}"' for user, password in passwords.items())
+    return f"Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required {users}; }};\n"
 
 
 def _java() -> str:
