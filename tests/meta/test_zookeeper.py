@@ -210,6 +210,25 @@ async def _is_away(store: ZooKeeperStore) -> bool:
     return not store._client._kazoo.connected
 
 
+async def test_transactions_behind_one_in_doubt_fail_in_time_and_change_nothing(
+    proxy: TcpProxy,
+    store: ZooKeeperStore,
+    other: ZooKeeperStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await store.transact([Create("/n", b"0")])
+    doubtful = await _sent_and_held(proxy, store, monkeypatch)
+    monkeypatch.setattr(zookeeper, "ANSWER_SECONDS", 0.5)
+    behind = [store.transact([Create(f"/behind-{i}", b"")]) for i in range(3)]
+    for answer in await asyncio.gather(*behind, return_exceptions=True):
+        assert isinstance(answer, MetaStoreError)
+        assert "nothing was changed" in str(answer)
+    monkeypatch.undo()
+    proxy.cut()
+    await doubtful
+    assert [entry.path for entry in await (await _in_sync(other)).tree("/")] == ["/n"]
+
+
 async def test_closing_ends_a_transaction_in_doubt_and_says_so(
     proxy: TcpProxy, store: ZooKeeperStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

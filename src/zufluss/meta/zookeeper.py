@@ -208,10 +208,17 @@ class ZooKeeperStore:
         return await asyncio.shield(task)  # a caller that is cancelled does not cancel the commit
 
     async def _in_turn(self, ops: tuple[Op, ...]) -> int:
-        async with self._turn:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise self._silent() from None
+        try:
             if self._given_up:
                 raise StoreClosedError(f"the metadata store {self!r} is closed")
             return await self._apply(ops) if ops else 0
+        finally:
+            self._turn.release()
 
     async def _apply(self, ops: tuple[Op, ...]) -> int:
         """Apply operations; returns the version of everything that they wrote."""
@@ -397,10 +404,13 @@ class ZooKeeperStore:
                         self._refuse_unless_passing(problem)
                     await asyncio.sleep(PAUSE_SECONDS)
         except TimeoutError:
-            raise MetaStoreError(
-                f"ZooKeeper at {self._client.address} did not answer within {ANSWER_SECONDS:.0f} "
-                f"s; nothing was changed, try again when it does"
-            ) from None
+            raise self._silent() from None
+
+    def _silent(self) -> MetaStoreError:
+        return MetaStoreError(
+            f"ZooKeeper at {self._client.address} did not answer within {ANSWER_SECONDS:.0f} s; "
+            f"nothing was changed, try again when it does"
+        )
 
     def _refuse_unless_passing(self, problem: KazooException) -> None:
         """Raise unless the same request may succeed later."""
