@@ -27,6 +27,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -417,15 +418,6 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
     services = Services()
     net = await _bound(conf, services, server_type=1)
     tablets = ServerConnections()
-    internal = conf.get(options.INTERNAL_LISTENER_NAME)
-
-    async def connect(node: ClusterNode) -> RpcConnection:
-        endpoint = node.endpoint(internal)
-        if endpoint is None:
-            raise NetworkError(
-                f"tablet server {node.node_id} has no listener {internal} (internal.listener.name)"
-            )
-        return await tablets.connect(endpoint.host, endpoint.port)
 
     files = files_from_environment()
     async with AsyncExitStack() as closing:
@@ -442,7 +434,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
             store,
             _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net),
             wall_ms,
-            connect=connect,
+            connect=partial(tablets.to_tablet, conf.get(options.INTERNAL_LISTENER_NAME)),
             files=files,
             expiry_ms=expiry.now_ms,
             creator=creator,
@@ -482,6 +474,7 @@ async def _serve_tablet_until(
         coordinator,
         coordinator.allocate_ids,
         expiry_ms=expiry.now_ms,
+        connect=partial(connections.to_tablet, conf.get(options.INTERNAL_LISTENER_NAME)),
     )
 
     def claim(cluster_id: str) -> None:
@@ -644,16 +637,37 @@ class ServerConnections:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], RpcConnection] = {}
+        self._opening: dict[tuple[str, int], asyncio.Task[RpcConnection]] = {}
 
     async def connect(self, host: str, port: int) -> RpcConnection:
-        """A live connection to an internal listener."""
+        """A live connection to an internal listener; callers that wait for one share it."""
         known = self._open.get((host, port))
-        if known is None or known.closed:
-            known = await open_connection(host, port, connect_timeout_ms=CONNECT_TIMEOUT_MS)
-            self._open[host, port] = known
-        return known
+        if known is not None and not known.closed:
+            return known
+        opening = self._opening.get((host, port))
+        if opening is None:
+            opening = asyncio.create_task(self._connected(host, port))
+            self._opening[host, port] = opening
+            opening.add_done_callback(lambda _: self._opening.pop((host, port)))
+        return await asyncio.shield(opening)
+
+    async def to_tablet(self, listener: str, node: ClusterNode) -> RpcConnection:
+        """A live connection to the internal `listener` of a tablet server."""
+        endpoint = node.endpoint(listener)
+        if endpoint is None:
+            raise NetworkError(
+                f"tablet server {node.node_id} has no listener {listener} (internal.listener.name)"
+            )
+        return await self.connect(endpoint.host, endpoint.port)
+
+    async def _connected(self, host: str, port: int) -> RpcConnection:
+        connection = await open_connection(host, port, connect_timeout_ms=CONNECT_TIMEOUT_MS)
+        self._open[host, port] = connection
+        return connection
 
     def close(self) -> None:
         """Close them all."""
+        for opening in self._opening.values():
+            opening.cancel()
         for connection in self._open.values():
             connection.close()

@@ -24,6 +24,7 @@ from zufluss.tablet.changelog_reader import ChangelogReader
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
 from zufluss.tablet.fetch import FetchHandler
+from zufluss.tablet.forwarding import Forwarding
 from zufluss.tablet.lookup import LookupHandler
 from zufluss.tablet.produce import ProduceHandler
 from zufluss.tablet.producers import KnownProducers
@@ -120,7 +121,10 @@ class Parts:
 
     def lookup_handler(self, put: PutHandler) -> LookupHandler:
         answers = Answers(self.conf)
-        return LookupHandler(self.buckets, self.kv, put, self.contention, self.tasks, answers)
+        forwarding = Forwarding(self.buckets, None)
+        return LookupHandler(
+            self.buckets, self.kv, put, self.contention, self.tasks, answers, forwarding
+        )
 
     def scan_service(self) -> ScanService:
         rebuilder = Rebuilder(self.conf, self.remote, self._restorer(), self._changelog_reader())

@@ -26,6 +26,7 @@ from zufluss.pacing import Pace
 from zufluss.record.header import build_batch
 from zufluss.remote.registry import reconcile
 from zufluss.remote.storage import RemoteStorage
+from zufluss.tablet.forwarding import Connect
 from zufluss.tablet.put import AllocateIds
 from zufluss.tablet.server import TabletServer
 from zufluss.wire import messages as m
@@ -67,6 +68,7 @@ class Tablet:
         monotonic: Callable[[], float] = time.monotonic,
         allocate_ids: AllocateIds = no_ids,
         expiry_ms: Callable[[], int] | None = None,
+        connect: Connect | None = None,
     ) -> None:
         self.image = picture(schema, buckets, properties or {})
         settings = {"data.dir": str(data_dir), "tablet-server.id": "1", **(conf or {})}
@@ -83,6 +85,7 @@ class Tablet:
             may_read=may_read,
             monotonic=monotonic,
             expiry_ms=expiry_ms,
+            connect=connect,
         )
 
     async def start(self) -> Tablet:
@@ -143,6 +146,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.peer = "test"
+        self.software = ""
         self.closing = False
         self.backlogged = self.short = False
         self.inflight = 0

@@ -109,6 +109,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "peer",
         "principal",
         "server",
+        "software",
         "stranger",
         "stranger_since",
         "transport",
@@ -119,6 +120,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.listener = listener
         self.transport: Any = None
         self.peer = "?"
+        self.software = ""
         self.principal: str | None = None
         self.inflight = 0
         self._inflight_max = server.limits.inflight_max

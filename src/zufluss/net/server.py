@@ -23,6 +23,8 @@ SCRATCH_BYTES = 256 * 1024
 """Size of the shared receive buffer."""
 BURST_FACTOR = 8
 """Requests of one read may exceed the limit in flight by this factor; others wait."""
+SOFTWARE_LENGTH_MAX = 64
+"""Characters of a client's name that are kept."""
 
 
 class NetServer:
@@ -222,6 +224,7 @@ def _api_versions(
     always = [APIS[ApiKey.API_VERSIONS], APIS[ApiKey.AUTHENTICATE]]
 
     async def api_versions(request: Any, context: RequestContext) -> Any:
+        context.reader.software = request.client_software_name[:SOFTWARE_LENGTH_MAX]
         response = m.ApiVersionsResponse()
         internal = context.listener == internal_listener
         for api in sorted([*always, *services.advertised()], key=lambda a: a.key):

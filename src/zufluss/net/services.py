@@ -24,6 +24,8 @@ class Reader(Protocol):
 
     peer: str
     """Address of the client."""
+    software: str
+    """The name that the client gave itself in API_VERSIONS; empty if it gave none."""
 
     @property
     def backlogged(self) -> bool:
@@ -51,6 +53,7 @@ class _AlwaysReads:
     """The reader of a call within the process, which is never behind."""
 
     peer = "this process"
+    software = ""
     backlogged = short = False
     has_room = True
 

@@ -254,6 +254,15 @@ WAL_SESSIONS_FENCED = tablet_metric(
     "zufluss_wal_sessions_fenced_total",
     "Sessions of this server in the shared log that the coordinator or another server ended.",
 )
+LOOKUPS_FORWARDED = tablet_metric(
+    "zufluss_lookups_forwarded_total",
+    "Lookups of clients that look for no other leader (pyfluss) which the bucket's leader answered "
+    "through this server. Many mean that such clients should connect anew.",
+)
+LOOKUPS_NOT_FORWARDED = tablet_metric(
+    "zufluss_lookups_not_forwarded_total",
+    "The same that were refused, because the leader did not answer or too many waited for it.",
+)
 KV_MEMORY_BYTES = tablet_metric(
     "zufluss_kv_memory_bytes",
     "Key-value memory in use, out of `zufluss.kv.memory`. Most of it may be given up at any time.",

@@ -5,6 +5,8 @@ the request apart, one finds the values and writes the answer. What is not in me
 scans are worked out by the key-value worker, in order with the puts: some keys at a time, so that
 puts and other lookups run in between, and within a number of bytes (`answers.py`).
 
+Buckets that another server leads are refused, or asked for there (`forwarding.py`).
+
 Readers see what lies below the high watermark: never a row that a crash could take back, always
 one that was acknowledged.
 """
@@ -12,7 +14,7 @@ one that was acknowledged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -26,7 +28,7 @@ from zufluss.kv.store import SCAN_ROWS, LookupPlaces, RowsTooLargeError, group_k
 from zufluss.kv.tablet import KvTablet
 from zufluss.net.connection import ServerConnection
 from zufluss.net.refusals import check_control_size
-from zufluss.net.services import EncodedResponse, RequestContext
+from zufluss.net.services import EncodedResponse, Reader, RequestContext
 from zufluss.pacing import ITEMS_AT_ONCE, paced
 from zufluss.record.batch.kv import value_header, value_records
 from zufluss.record.kernels.lookup import scan_lookup
@@ -42,6 +44,7 @@ from zufluss.tablet.answers import (
 )
 from zufluss.tablet.buckets import Buckets
 from zufluss.tablet.contention import Contention
+from zufluss.tablet.forwarding import Forwarding, Lookup
 from zufluss.tablet.put import PutHandler
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.wire import messages as m
@@ -95,6 +98,7 @@ class LookupHandler:
         contention: Contention,
         tasks: BackgroundTasks,
         answers: Answers,
+        forwarding: Forwarding,
     ) -> None:
         """`put` inserts the rows of lookups that insert missing keys."""
         self._buckets = buckets
@@ -103,6 +107,7 @@ class LookupHandler:
         self._contention = contention
         self._tasks = tasks
         self._answers = answers
+        self._forwarding = forwarding
         self._pending_bytes = 0
         self._sorting: WeakKeyDictionary[KvTablet, asyncio.Lock] = WeakKeyDictionary()
         """Locks of tables whose keys are being sorted."""
@@ -172,10 +177,7 @@ class LookupHandler:
                 connection.pace.adopt()
                 received = await connection.pace.result(decode_steps(m.LookupRequest, received))
             request: m.LookupRequest = received
-            few = await _count_keys(request) <= KEYS_MAX
-            buffers = await self._answers.make(
-                connection, few, lambda room: self._look_up(request, room)
-            )
+            buffers = await self._made(ApiKey.LOOKUP, request, connection, self._look_up)
             connection.respond(request_id, buffers, sum(map(len, buffers)))
         except ZuflussError as e:
             connection.respond_error(request_id, e.code, e.message)
@@ -185,6 +187,25 @@ class LookupHandler:
             connection.respond_error(request_id, refusal.code, refusal.message)
         finally:
             connection.done()
+
+    async def _made(
+        self,
+        key: ApiKey,
+        request: Lookup,
+        reader: Reader,
+        look_up: Callable[[Lookup, int], Awaitable[list[Buffer]]],
+    ) -> list[Buffer]:
+        """Returns the answer to a request; other leaders are asked for their buckets meanwhile."""
+        few = await _count_keys(request) <= KEYS_MAX
+        here, elsewhere = await self._forwarding.split(request, reader)
+        own = self._answers.make(reader, few, lambda room: look_up(here, room))
+        if not elsewhere:
+            return await own
+        answer = self._forwarding.answer
+        forwarded = (answer(key, leader, part, reader) for leader, part in elsewhere)
+        parts: tuple[list[Buffer], list[Buffer]]
+        parts = await asyncio.gather(own, asyncio.gather(*forwarded))
+        return [*parts[0], *parts[1]]
 
     async def _look_up(self, request: m.LookupRequest, room: int) -> list[Buffer]:
         """Returns a LookupResponse within `room` bytes, as buffers to send in turn."""
@@ -258,10 +279,8 @@ class LookupHandler:
     ) -> EncodedResponse:
         """PREFIX_LOOKUP: the rows whose keys begin with one of some prefixes, in key order."""
         self._buckets.check_present()
-        few = await _count_keys(request) <= KEYS_MAX
-        buffers = await self._answers.make(
-            context.reader, few, lambda room: self._prefixes(request, room)
-        )
+        reader = context.reader
+        buffers = await self._made(ApiKey.PREFIX_LOOKUP, request, reader, self._prefixes)
         return EncodedResponse(buffers)
 
     async def _prefixes(self, request: m.PrefixLookupRequest, room: int) -> list[Buffer]:

@@ -32,6 +32,8 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield from _remote_log_samples(tablet)
         if tablet.shared is not None:
             yield from _shared_log_samples(tablet.shared)
+        yield Sample(metrics.LOOKUPS_FORWARDED, tablet.forwarding.answered)
+        yield Sample(metrics.LOOKUPS_NOT_FORWARDED, tablet.forwarding.unanswered)
         yield from _memory_samples(tablet)
         yield from _scan_samples(tablet)
         yield Sample(metrics.PRODUCER_PUTS_FENCED, tablet.put.fenced)

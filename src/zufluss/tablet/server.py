@@ -52,6 +52,7 @@ from zufluss.tablet.changelog_reader import ChangelogReader
 from zufluss.tablet.contention import Contention
 from zufluss.tablet.durability import Durability
 from zufluss.tablet.fetch import FetchHandler
+from zufluss.tablet.forwarding import Connect, Forwarding
 from zufluss.tablet.identity import claim, read_epoch, write_epoch
 from zufluss.tablet.link import SessionTerms
 from zufluss.tablet.lookup import LookupHandler
@@ -104,10 +105,12 @@ class TabletServer:
         may_read: MayRead = everybody,
         monotonic: Callable[[], float] = time.monotonic,
         expiry_ms: Callable[[], int] | None = None,
+        connect: Connect | None = None,
     ) -> None:
         """`gateway` and `allocate_ids` reach the coordinator; `monotonic` is the age of pins.
 
         `expiry_ms` is the time by which data expires (`clock.ExpiryClock`); by default the clock's.
+        `connect` reaches other tablet servers.
         """
         expiry_ms = expiry_ms or clock_ms
         self.conf = conf = LiveConfiguration(conf)
@@ -138,7 +141,10 @@ class TabletServer:
             allocate_ids,
             expiry_ms,
         )
-        self.lookup = LookupHandler(buckets, self.kv, self.put, contention, tasks, Answers(conf))
+        self.forwarding = Forwarding(buckets, connect)
+        self.lookup = LookupHandler(
+            buckets, self.kv, self.put, contention, tasks, Answers(conf), self.forwarding
+        )
         self.service = TabletService(buckets, self.lookup, self._readers, clock_ms)
 
         self.shared: SharedHost | None = None
