@@ -36,6 +36,7 @@ from zufluss.cli import (
     lease,
     location,
     location_files,
+    metadata,
     partition,
     producer,
     sample,
@@ -83,6 +84,7 @@ app.add_typer(location.app, name="location", rich_help_panel=_CATALOG)
 app.add_typer(snapshot.app, name="snapshot", rich_help_panel=_CATALOG)
 app.add_typer(cluster.app, name="cluster", rich_help_panel=_CATALOG)
 app.add_typer(wal.app, name="wal", rich_help_panel=_CATALOG)
+app.add_typer(metadata.app, name="metadata", rich_help_panel=_CATALOG)
 app.add_typer(lease.app, name="lease", rich_help_panel=_CATALOG)
 app.add_typer(producer.app, name="producer", rich_help_panel=_CATALOG)
 app.command(rich_help_panel=_DATA)(data.append)

@@ -143,6 +143,11 @@ async def _cluster(store: MetaStore) -> tuple[str, int]:
             ]
         )
         return new_id, records.FORMAT
+    if records.restore_of(form.value) is not None:
+        raise records.CatalogDamagedError(
+            "a restore of metadata into this store has not finished: repeat `zufluss metadata "
+            "restore` with the same file"
+        )
     cluster = await store.read(records.CLUSTER_PATH)
     known = {records.number(each): each for each in (records.FORMAT_1, records.FORMAT)}
     if form.value not in known or cluster is None:

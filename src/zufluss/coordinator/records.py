@@ -6,7 +6,7 @@ is being deleted, and a drop deletes one subtree.
 
 | path | value |
 |---|---|
-| `/catalog/format` | number: version of this layout, 2; format 1 had all bucket states in one value, see `upgrade.py` |
+| `/catalog/format` | number: version of this layout, 2; format 1 had all bucket states in one value, see `upgrade.py`; `restoring DIGEST` while a dump is put into the store, see `moving.py` |
 | `/catalog/cluster` | text: the cluster's id, 32 hex digits, created once |
 | `/coordinator/epoch` | number: grows with each start of a coordinator; every change checks it |
 | `/counters/table` `/counters/partition` `/counters/writer` `/counters/server-epoch` `/counters/lease-epoch` | number: the next id, never given twice |
@@ -73,6 +73,7 @@ FORMAT = 2
 FORMAT_1 = 1
 """The layout before, which is upgraded."""
 FORMAT_PATH = "/catalog/format"
+_RESTORING = b"restoring "
 CLUSTER_PATH = "/catalog/cluster"
 EPOCH_PATH = "/coordinator/epoch"
 TABLE_COUNTER = "/counters/table"
@@ -143,6 +144,16 @@ class Drop:
 
 class CatalogDamagedError(ZuflussError, code=ErrorCode.STORAGE_EXCEPTION):
     """A value in the metadata store cannot be read."""
+
+
+def restoring(digest: str) -> bytes:
+    """The value of the format while the dump with this digest is restored."""
+    return _RESTORING + digest.encode()
+
+
+def restore_of(form: bytes) -> str | None:
+    """The digest of the dump whose restore has not finished; None for a number of a format."""
+    return form[len(_RESTORING) :].decode() if form.startswith(_RESTORING) else None
 
 
 def number(value: int) -> bytes:
