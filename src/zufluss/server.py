@@ -66,6 +66,7 @@ from zufluss.obs.metrics import ReadSamples
 from zufluss.obs.pulse import Pulse
 from zufluss.obs.server import (
     ServerDescription,
+    balance_samples,
     disk_samples,
     lease_samples,
     location_samples,
@@ -384,7 +385,8 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
         coordinator.register(services)
         services.attach(coordinator.writer_ids)
         tablet.register(services)
-        services.attach(Examination(conf, expiry, [tablet_findings(tablet), net_findings(net)]))
+        parts = [tablet_findings(tablet), net_findings(net), coordinator.tags.findings]
+        services.attach(Examination(conf, expiry, parts))
         services.attach(shown.describe(BOTH_ROLES))
         net.on_drain = tablet.fetch.drain
         shown.samples.extend([tablet_samples(tablet), *_coordinator_samples(coordinator)])
@@ -411,6 +413,7 @@ def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
         remote_files_samples(coordinator.remote),
         lease_samples(coordinator.leases.book),
         producer_samples(coordinator.producers),
+        balance_samples(coordinator.image),
     ]
 
 
@@ -441,7 +444,7 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
         )
         closing.push_async_callback(coordinator.stop)
         coordinator.register(services)
-        parts = [cluster_findings(coordinator.image), net_findings(net)]
+        parts = [cluster_findings(coordinator.image), net_findings(net), coordinator.tags.findings]
         if coordinator.takeovers is not None:
             parts.append(coordinator.takeovers.findings)
         services.attach(Examination(conf, expiry, parts))

@@ -96,3 +96,21 @@ def test_an_option_that_cannot_be_changed_is_refused_and_changes_nothing(
     assert listed(zufluss, "cluster", "config", "get") == before
     assert "is no option" in zufluss("cluster", "config", "get", "no.such.key", code=2).err
     assert "is unknown" in zufluss("cluster", "config", "unset", "no.such.key", code=1).err
+
+
+def test_a_server_is_tagged_listed_with_its_tag_and_untagged(zufluss: Zufluss) -> None:
+    (tablet,) = [s for s in listed(zufluss, "cluster", "servers") if s["role"] == "tablet"]
+    server = str(tablet["id"])
+    zufluss("cluster", "tag", "add", "temporary_offline", server)
+    try:
+        (tagged,) = [s for s in listed(zufluss, "cluster", "servers") if s["role"] == "tablet"]
+        assert tagged == tablet | {"tag": "TEMPORARY_OFFLINE"}
+        assert "(TEMPORARY_OFFLINE)" in zufluss("status").out
+        assert (
+            "PERMANENT"
+            in zufluss("cluster", "tag", "remove", "permanent_offline", server, code=1).err
+        )
+    finally:
+        zufluss("cluster", "tag", "remove", "TEMPORARY_OFFLINE", server)
+    assert "OFFLINE" not in zufluss("cluster", "servers").out
+    assert "58" in zufluss("cluster", "tag", "add", "permanent_offline", "77", code=1).err

@@ -111,10 +111,18 @@ def test_a_server_tag_of_a_missing_server_is_refused_in_fluss_s_words(raw: RawCl
     assert text.startswith("Server 100 not exists when trying to add server tag.")
 
 
-def test_a_server_tag_is_refused_and_one_that_nobody_has_is_removed(raw: RawClient) -> None:
-    (server,) = raw.call(ApiKey.GET_METADATA, m.MetadataRequest()).tablet_servers
-    tag = {"server_ids": [server.node_id], "server_tag": 0}
-    assert raw.error_code(ApiKey.ADD_SERVER_TAG, m.AddServerTagRequest(**tag)) == 61
+def test_a_server_has_one_tag_and_a_tag_that_nobody_has_is_removed(raw: RawClient) -> None:
+    server = raw.call(ApiKey.GET_METADATA, m.MetadataRequest()).tablet_servers[0].node_id
+    tag = {"server_ids": [server], "server_tag": 0}
+    raw.call(ApiKey.ADD_SERVER_TAG, m.AddServerTagRequest(**tag))
+    try:
+        servers = raw.call(ApiKey.GET_METADATA, m.MetadataRequest()).tablet_servers
+        assert {node.node_id for node in servers if node.HasField("server_tag")} == {server}
+        other = {"server_ids": [server], "server_tag": 1}
+        assert raw.error_code(ApiKey.ADD_SERVER_TAG, m.AddServerTagRequest(**other)) == 59
+        assert raw.error_code(ApiKey.REMOVE_SERVER_TAG, m.RemoveServerTagRequest(**other)) == 60
+    finally:
+        raw.call(ApiKey.REMOVE_SERVER_TAG, m.RemoveServerTagRequest(**tag))
     raw.call(ApiKey.REMOVE_SERVER_TAG, m.RemoveServerTagRequest(**tag))
 
 

@@ -1,4 +1,4 @@
-"""`zufluss cluster config …`: options of the cluster, changed while it runs."""
+"""`zufluss cluster …`: its servers (`balance.py`), and its options, changed while it runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from zufluss.cli import balance
 from zufluss.cli.output import Output, print_rows
 from zufluss.cli.session import (
     DEFAULT_BOOTSTRAP,
@@ -21,8 +22,10 @@ DEFAULT = "DEFAULT"
 """The source of an option that was not set."""
 
 config = typer.Typer(no_args_is_help=True, help="Options of the cluster: get, set, unset.")
-app = typer.Typer(no_args_is_help=True, help="The whole cluster: config.")
+app = typer.Typer(no_args_is_help=True, help="The whole cluster: config, servers, tag.")
 app.add_typer(config, name="config")
+app.add_typer(balance.tag, name="tag")
+app.command()(balance.servers)
 
 KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY…", help="Keys of options.")]
 

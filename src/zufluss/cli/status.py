@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zufluss.client.core.servers import ServerInfo
     from zufluss.client.locations import RemoteLocation
     from zufluss.client.sync.admin import Admin
+    from zufluss.model.rebalance import ServerTag
 
 PROBLEMS: Final = 5
 """Exit code if something does not work."""
@@ -55,12 +56,13 @@ def _report(admin: Admin) -> dict[str, Any]:
     from zufluss.cli.numbers import table_numbers
 
     servers, findings = admin.describe_servers(), admin.examine_servers()
+    tags = {"{}:{}".format(*node.address): node.tag for node in admin.server_nodes()}
     databases = admin.list_databases()
     tables = [f"{name}.{table}" for name in databases for table in admin.list_tables(name)]
     numbers = table_numbers(servers).values()
     return {
         "status": "problem" if _those(findings, 2) else "ok",
-        "servers": [_server(info) for info in servers],
+        "servers": [_server(info, tags.get(info.server)) for info in servers],
         "databases": len(databases),
         "tables": len(tables),
         "buckets": sum(each.buckets for each in numbers),
@@ -73,7 +75,7 @@ def _report(admin: Admin) -> dict[str, Any]:
     }
 
 
-def _server(info: ServerInfo) -> dict[str, Any]:
+def _server(info: ServerInfo, tag: ServerTag | None) -> dict[str, Any]:
     from zufluss.obs import metrics
 
     def value(metric: metrics.Metric) -> int | None:
@@ -83,6 +85,7 @@ def _server(info: ServerInfo) -> dict[str, Any]:
     return {
         "server": info.server,
         "role": info.role,
+        "tag": None if tag is None else tag.name,
         "version": info.version,
         "uptime_seconds": info.uptime_ms // 1000,
         "connections": value(metrics.CONNECTIONS),
@@ -182,7 +185,7 @@ def _server_cells(server: dict[str, Any]) -> list[str]:
     buckets = count_text(server["buckets"]) + (f" ({away} unavailable)" if away else "")
     return [
         server["server"],
-        server["role"],
+        server["role"] + (f" ({server['tag']})" if server["tag"] else ""),
         server["version"],
         seconds_text(server["uptime_seconds"]),
         f"{count_text(server['connections'])} of {count_text(server['connections_max'])}",

@@ -40,6 +40,7 @@ from zufluss.errors import (
     UnsupportedVersionError,
     ZuflussError,
 )
+from zufluss.model.rebalance import ServerTag
 from zufluss.model.table import PhysicalTablePath
 from zufluss.remote.locations import AdminState
 from zufluss.wire import messages as m
@@ -100,6 +101,19 @@ class AsyncOperations:
                 continue  # `examine_servers` reports it
             infos.append(server_info(f"{address[0]}:{address[1]}", answer))
         return infos
+
+    async def add_server_tag(self, server_ids: Iterable[int], tag: ServerTag) -> None:
+        """Tag tablet servers that are about to leave: they get no more buckets. All or none.
+
+        >>> await admin.add_server_tag([3], ServerTag.PERMANENT_OFFLINE)  # doctest: +SKIP
+        """
+        request = m.AddServerTagRequest(server_ids=server_ids, server_tag=tag)
+        await self._change(ApiKey.ADD_SERVER_TAG, request)
+
+    async def remove_server_tag(self, server_ids: Iterable[int], tag: ServerTag) -> None:
+        """Take a tag from tablet servers, which may get buckets again then. All or none."""
+        request = m.RemoveServerTagRequest(server_ids=server_ids, server_tag=tag)
+        await self._change(ApiKey.REMOVE_SERVER_TAG, request)
 
     # -- remote locations and configuration ----------------------------------------------------
 

@@ -7,7 +7,7 @@ Pure functions; `coordinator/tablets.py` sends the messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from zufluss.cluster.image import (
     BucketState,
@@ -24,8 +24,10 @@ from zufluss.cluster.image import (
     TableEntry,
     TableGone,
     TablePut,
+    TagsPut,
 )
 from zufluss.config.values import Endpoint, parse_endpoints
+from zufluss.model.rebalance import ServerTag
 from zufluss.model.schema import Schema
 from zufluss.model.table import (
     DatabaseDescriptor,
@@ -155,6 +157,9 @@ def update_request(
                 request.full = True
             case NodesPut():
                 _add_nodes(request, change)
+            case TagsPut(tags):
+                request.tags = True
+                request.server_tags.extend(_tags_to_proto(tags))
             case DatabasePut(entry):
                 request.database_metadata.append(_database_to_proto(entry))
             case TablePut(entry):
@@ -181,6 +186,9 @@ def changes_of(request: m.UpdateMetadataRequest) -> list[ImageChange]:
                 tuple(map(node_from_proto, request.tablet_servers)),
             )
         )
+    if request.tags:
+        tags = {each.server_id: ServerTag(each.server_tag) for each in request.server_tags}
+        changes.append(TagsPut(tags))
     changes += map(PartitionGone, request.dropped_partitions)
     changes += map(TableGone, request.dropped_tables)
     changes += map(DatabaseGone, request.dropped_databases)
@@ -195,6 +203,10 @@ def _add_nodes(request: m.UpdateMetadataRequest, change: NodesPut) -> None:
     if change.coordinator is not None:
         request.coordinator_server.CopyFrom(_server_node(change.coordinator))
     request.tablet_servers.extend(map(_server_node, change.tablets))
+
+
+def _tags_to_proto(tags: Mapping[int, ServerTag]) -> list[m.PbServerTag]:
+    return [m.PbServerTag(server_id=i, server_tag=tag) for i, tag in sorted(tags.items())]
 
 
 def _table_with_schemas(entry: TableEntry) -> m.PbTableMetadata:

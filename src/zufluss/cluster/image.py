@@ -27,6 +27,7 @@ from zufluss.errors import (
     TableNotPartitionedError,
 )
 from zufluss.model.partition import plain
+from zufluss.model.rebalance import ServerTag
 from zufluss.model.schema import Schema
 from zufluss.model.table import (
     DatabaseDescriptor,
@@ -195,6 +196,14 @@ class NodesPut:
 
 
 @dataclass(frozen=True, slots=True)
+class TagsPut:
+    """The tags of tablet servers changed."""
+
+    tags: Mapping[int, ServerTag]
+    """The tags that there are now, by server id."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cleared:
     """Forget everything: the changes that follow are the whole image."""
 
@@ -207,6 +216,7 @@ ImageChange = (
     | PartitionPut
     | PartitionGone
     | NodesPut
+    | TagsPut
     | Cleared
 )
 
@@ -223,6 +233,8 @@ class ClusterImage:
         self.tablets: dict[int, ClusterNode] = {}
         self.absent: dict[int, ClusterNode] = {}
         """Tablet servers that have left, as they were known last."""
+        self.tags: dict[int, ServerTag] = {}
+        """Tags of tablet servers, also of those that are not there."""
         self.leaders: Counter[int] = Counter()
         """The number of buckets that each tablet server leads, whether it is there or not."""
         self._tables: dict[int, TableEntry] = {}
@@ -336,6 +348,10 @@ class ClusterImage:
         known = holder is not None and 0 <= bucket.bucket_id < len(holder.buckets)
         return holder.buckets[bucket.bucket_id] if holder is not None and known else None
 
+    def untagged(self, nodes: Iterable[ClusterNode]) -> list[ClusterNode]:
+        """Those of some tablet servers that may get leaders of buckets."""
+        return [node for node in nodes if node.node_id not in self.tags]
+
     def holder(self, bucket: TableBucket) -> Holder | None:
         """The table or partition of a bucket, None when there is none."""
         if bucket.partition_id is None:
@@ -364,6 +380,7 @@ class ClusterImage:
             Cleared(),
             NodesPut(self.coordinator, tuple(self.tablets.values())),
         ]
+        changes += [TagsPut(dict(self.tags))] if self.tags else []
         changes += [DatabasePut(entry) for entry in self.databases.values()]
         changes += [TablePut(entry) for entry in self._tables.values()]
         changes += [PartitionPut(entry) for entry in self._partitions.values()]
@@ -390,6 +407,8 @@ class ClusterImage:
                 known = self.absent | self.tablets
                 self.tablets = {node.node_id: node for node in tablets}
                 self.absent = {i: n for i, n in known.items() if i not in self.tablets}
+            case TagsPut(tags):
+                self.tags = dict(tags)
             case Cleared():
                 self._clear()
 

@@ -161,6 +161,9 @@ class MetadataService:
             table_metadata=[self._table(table) async for table in paced(tables)],
             partition_metadata=[codec.partition_to_proto(p) async for p in paced(partitions)],
         )
+        for server in response.tablet_servers:
+            if (tag := image.tags.get(server.node_id)) is not None:
+                server.server_tag = tag
         for node in _visible(filter(None, [image.coordinator]), ctx.listener):
             response.coordinator_server.CopyFrom(node)
         return response

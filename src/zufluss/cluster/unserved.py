@@ -1,16 +1,14 @@
 """Procedures of Fluss's clients that this version does not carry out, in words that clients know.
 
-Flink's catalog offers access rules, server tags and rebalances as procedures. No version of an API
-is missing, so "unsupported version" would mislead; the answers are those of a Fluss cluster without
-an authorizer, without tags and without a rebalance under way. What would have to be done is
-refused, with error 61 (REBALANCE_FAILURE) where Fluss has no refusal of its own, because a server
-that carries a tag, or buckets that are about to move, would be a lie.
+Flink's catalog offers access rules and rebalances as procedures. No version of an API is missing,
+so "unsupported version" would mislead; the answers are those of a Fluss cluster without an
+authorizer and without a rebalance under way. What would have to be done is refused, with error 61
+(REBALANCE_FAILURE) where Fluss has no refusal of its own, because buckets that are about to move
+would be a lie.
 
 | API | Apache Fluss | here |
 |---|---|---|
 | CREATE_ACLS, LIST_ACLS, DROP_ACLS | error 47 without an authorizer | error 47 |
-| ADD_SERVER_TAG | error 58 for a server that is not there, else stored | error 58, else error 61 |
-| REMOVE_SERVER_TAG | success where there is no tag | success |
 | REBALANCE | a task, finished at once when nothing has to move | error 61 |
 | LIST_REBALANCE_PROGRESS | empty without a task | empty |
 | CANCEL_REBALANCE | success without a task | success |
@@ -20,7 +18,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from zufluss.cluster.image import ClusterImage
 from zufluss.errors import ErrorCode, error
 from zufluss.wire import messages as m
 
@@ -47,9 +44,6 @@ class AccessRuleListing:
 class UnservedProcedures(AccessRuleListing):
     """Handlers of the coordinator's procedures that this version does not carry out."""
 
-    def __init__(self, image: ClusterImage) -> None:
-        self._image = image
-
     async def create_acls(
         self, request: m.CreateAclsRequest, ctx: RequestContext
     ) -> m.CreateAclsResponse:
@@ -61,29 +55,6 @@ class UnservedProcedures(AccessRuleListing):
     ) -> m.DropAclsResponse:
         """DROP_ACLS (1041): refused, as by Fluss without an authorizer."""
         _refuse_access_rules()
-
-    async def add_server_tag(
-        self, request: m.AddServerTagRequest, ctx: RequestContext
-    ) -> m.AddServerTagResponse:
-        """ADD_SERVER_TAG (1047): refused; a server that is not there has an error of its own."""
-        for server_id in request.server_ids:
-            if server_id not in self._image.tablets:
-                raise error(
-                    ErrorCode.SERVER_NOT_EXIST_EXCEPTION,
-                    f"Server {server_id} not exists when trying to add server tag. The tablet "
-                    f"servers are {', '.join(map(str, sorted(self._image.tablets)))}",
-                )
-        raise error(
-            ErrorCode.REBALANCE_FAILURE_EXCEPTION,
-            "server tags have no effect in this version, so none was set; to take a server out of "
-            "use, stop it",
-        )
-
-    async def remove_server_tag(
-        self, request: m.RemoveServerTagRequest, ctx: RequestContext
-    ) -> m.RemoveServerTagResponse:
-        """REMOVE_SERVER_TAG (1048): no server has a tag, so it is gone."""
-        return m.RemoveServerTagResponse()
 
     async def rebalance(
         self, request: m.RebalanceRequest, ctx: RequestContext

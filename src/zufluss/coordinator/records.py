@@ -28,6 +28,7 @@ is being deleted, and a drop deletes one subtree.
 | `/producers/tables/TABLE_ID/ID…` | producers, see `producers/records.py`; `/counters/producer` counts them |
 | `/producers/offsets/ID…` | offsets that producers registered, see `producers/offsets.py` |
 | `/remote/locations` `/remote/placement` `/configs/cluster` | see `remote/locations.py` |
+| `/servers/tags` | the names of the tags of tablet servers, by server id, see `rebalance/tags.py`; absent before the first |
 | `/wal/durability` `/wal/sessions/EPOCH` | see `wal/book.py` |
 
 Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` are paths of their own because leaders change on their own.

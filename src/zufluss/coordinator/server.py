@@ -59,6 +59,8 @@ from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.offsets import ProducerOffsets
 from zufluss.coordinator.producers.service import ProducerService
+from zufluss.coordinator.rebalance.service import RebalanceService
+from zufluss.coordinator.rebalance.tags import ServerTags, load_tags
 from zufluss.coordinator.registration import Connect, Registrations
 from zufluss.coordinator.remote.held_drops import HeldDrops
 from zufluss.coordinator.remote.inventory import Inventory
@@ -143,6 +145,7 @@ class Coordinator:
         self.lake_tables = base.lake_tables
         """Creates the lake tables of tables."""
         self.catalog = _catalog(base, state)
+        self.tags = ServerTags(base.ledger, base.image, self.catalog.exclusive, self.catalog.tell)
         self.sessions = state.sessions
         """Every session of the shared log that anything is left of."""
         self.wal = _wal(base, state, self.catalog, reach)
@@ -230,7 +233,7 @@ class Coordinator:
         if await upgrade(ledger, entries):
             entries = await store.tree("/")
         image = ClusterImage()
-        image.apply([*records.load(entries), NodesPut(node, ())])
+        image.apply([*records.load(entries), *load_tags(entries), NodesPut(node, ())])
         live = LiveConfiguration(conf)
         base = _Base(
             live,
@@ -318,7 +321,8 @@ class Coordinator:
         services.attach(tokens)
         services.attach(MetadataService(self.image, self.conf, self.locations.uri))
         services.attach(ClusterService(self.image))
-        services.attach(UnservedProcedures(self.image))
+        services.attach(UnservedProcedures())
+        services.attach(RebalanceService(self.tags, self.authority))
         services.attach(self._sweeps)
         services.attach(
             LocationService(

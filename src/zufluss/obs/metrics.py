@@ -80,6 +80,7 @@ ReadSamples = Callable[[], Iterable[Sample]]
 """Reads some samples, on the event loop."""
 OF_TABLE = ("database", "table")
 OF_LOCATION = ("location",)
+OF_SERVER = ("server",)
 
 
 def declares(source: MetricSource) -> Callable[..., Metric]:
@@ -340,6 +341,17 @@ REMOTE_WEIGHT = coordinator_metric(
 REMOTE_REGISTRY_VERSION = coordinator_metric(
     "zufluss_remote_registry_version",
     "The version of the registry of remote locations; it grows with each change.",
+)
+
+# -- Tablet servers, as the coordinator sees them ----------------------------------------------
+
+LEADERS = coordinator_metric(
+    "zufluss_leaders", "Buckets that a tablet server leads, whether it is there or not.", OF_SERVER
+)
+SERVER_TAG = coordinator_metric(
+    "zufluss_server_tag",
+    "Always 1, for each tablet server with a tag, which gets no more buckets.",
+    (*OF_SERVER, "tag"),
 )
 
 # -- Tiering, as the coordinator sees it -------------------------------------------------------

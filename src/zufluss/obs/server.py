@@ -30,6 +30,7 @@ from zufluss.wire import messages as m
 from zufluss.wire.api import APIS
 
 if TYPE_CHECKING:
+    from zufluss.cluster.image import ClusterImage
     from zufluss.coordinator.lake.queue import TieringStatus
     from zufluss.coordinator.leases.book import LeaseBook
     from zufluss.coordinator.producers.calls import ProducerCalls
@@ -177,6 +178,18 @@ def registry_samples(registry: LocationRegistry) -> ReadSamples:
             }
             for metric, value in values.items():
                 yield Sample(metric, value, (str(location.location_id),))
+
+    return read
+
+
+def balance_samples(image: ClusterImage) -> ReadSamples:
+    """How the buckets are shared out among the tablet servers."""
+
+    def read() -> Iterable[Sample]:
+        for server_id in sorted(image.tablets.keys() | (+image.leaders).keys()):
+            yield Sample(metrics.LEADERS, image.leaders[server_id], (str(server_id),))
+        for server_id, tag in sorted(image.tags.items()):
+            yield Sample(metrics.SERVER_TAG, 1, (str(server_id), tag.name))
 
     return read
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from zufluss.model.rebalance import ServerTag
 from zufluss.model.table import TableBucket, TableDescriptor, TableInfo, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.tables import path_from_proto
@@ -44,6 +45,8 @@ class ServerNode:
     """The port to connect to."""
     role: str
     """`coordinator` or `tablet`."""
+    tag: ServerTag | None = None
+    """The tag of a tablet server, which keeps buckets away; Fluss does not tell it."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -142,4 +145,5 @@ def table_info(table: m.PbTableMetadata) -> TableInfo:
 
 
 def _node(node: m.PbServerNode, role: str) -> ServerNode:
-    return ServerNode(node.node_id, node.host, node.port, role)
+    tag = ServerTag(node.server_tag) if node.HasField("server_tag") else None
+    return ServerNode(node.node_id, node.host, node.port, role, tag)

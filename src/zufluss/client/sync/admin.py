@@ -48,6 +48,8 @@ class Admin(Facade[AsyncAdmin]):
     server_nodes = waits(AsyncAdmin.server_nodes)
     describe_servers = waits(AsyncAdmin.describe_servers)
     examine_servers = waits(AsyncAdmin.examine_servers)
+    add_server_tag = waits(AsyncAdmin.add_server_tag)
+    remove_server_tag = waits(AsyncAdmin.remove_server_tag)
     locations = waits(AsyncAdmin.locations)
     alter_location = waits(AsyncAdmin.alter_location)
     retire_lost_location = waits(AsyncAdmin.retire_lost_location)

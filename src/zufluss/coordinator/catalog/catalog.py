@@ -54,7 +54,7 @@ from zufluss.config.load import Configuration
 from zufluss.coordinator import records
 from zufluss.coordinator.catalog import auto_increment, portions
 from zufluss.coordinator.catalog.bucket_states import BucketStates
-from zufluss.coordinator.catalog.placement import place
+from zufluss.coordinator.catalog.placement import candidates, place
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.lake.creation import LakeTableKeeper, has_lake_table
 from zufluss.coordinator.ledger import Ledger
@@ -583,7 +583,7 @@ class Catalog:
             raise
 
     def _place(self, info: TableInfo) -> tuple[BucketState, ...]:
-        nodes = self.image.tablets.values()
+        nodes = candidates(self.image)
         answering = self._tablets.answering(nodes) or nodes
         # A server that registers at the moment has no session that a bucket could begin in.
         ready = [node for node in answering if self._has_session(node.node_id)] or answering

@@ -7,6 +7,8 @@ table or partition are placed one after the other; each goes to the server that 
 2. buckets of the same table or partition in its rack, so that a rack that fails takes few of them,
 3. buckets that the server leads, so that a server that joined later gets its share,
 4. server ids, so that the same question has the same answer.
+
+A server with a tag, which is about to leave, gets none (`candidates`).
 """
 
 from __future__ import annotations
@@ -14,8 +16,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from zufluss.cluster.image import BucketState, ClusterNode
+from zufluss.cluster.image import BucketState, ClusterImage, ClusterNode
 from zufluss.errors import InvalidReplicationFactorError
+
+
+def candidates(image: ClusterImage) -> list[ClusterNode]:
+    """The servers that may get buckets; raises if there are servers, and all have tags."""
+    nodes = image.untagged(image.tablets.values())
+    if image.tablets and not nodes:
+        raise InvalidReplicationFactorError(
+            f"Replication factor: 1 larger than available tablet servers: 0. All "
+            f"{len(image.tablets)} tablet servers have a tag, which keeps buckets away: remove one "
+            "(zufluss cluster tag remove), or start another server"
+        )
+    return nodes
 
 
 def place(

@@ -179,7 +179,8 @@ class Takeovers:
             return  # it has come back; if it was lost again, its next session is ended first
         taken = await self._assign(server_id, lambda bucket, state: True)
         if taken is None:
-            self.problems[server_id] = "no other tablet server answers"
+            which = "without a tag " if self._image.tags else ""
+            self.problems[server_id] = f"no other tablet server {which}answers"
         else:
             log.warning("buckets_taken_over", lost_server=server_id, buckets=taken)
 
@@ -189,7 +190,7 @@ class Takeovers:
         """Give buckets that a server leads to others; how many, None if no other is there."""
         nodes = [
             node
-            for node in self._tablets.answering(self._image.tablets.values())
+            for node in self._image.untagged(self._tablets.answering(self._image.tablets.values()))
             if node.node_id != server_id
         ]
         if not nodes:

@@ -43,6 +43,8 @@ class UpdateMetadataRequest(_message.Message):
     FULL_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    SERVER_TAGS_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     full: _builtins.bool
     """what this message does not name is gone"""
@@ -50,6 +52,8 @@ class UpdateMetadataRequest(_message.Message):
     """the two server fields say who is there now"""
     server_epoch: _builtins.int
     """of the registration this belongs to"""
+    tags: _builtins.bool
+    """the next field says which tags there are now"""
     @_builtins.property
     def coordinator_server(self) -> _meta_pb2.PbServerNode: ...
     @_builtins.property
@@ -68,6 +72,8 @@ class UpdateMetadataRequest(_message.Message):
     def dropped_tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def dropped_partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def server_tags(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbServerTag]: ...
     def __init__(
         self,
         *,
@@ -83,14 +89,40 @@ class UpdateMetadataRequest(_message.Message):
         full: _builtins.bool | None = ...,
         nodes: _builtins.bool | None = ...,
         server_epoch: _builtins.int | None = ...,
+        tags: _builtins.bool | None = ...,
+        server_tags: _abc.Iterable[Global___PbServerTag] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "coordinator_server", b"coordinator_server", "full", b"full", "nodes", b"nodes", "server_epoch", b"server_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "coordinator_server", b"coordinator_server", "full", b"full", "nodes", b"nodes", "server_epoch", b"server_epoch", "tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "coordinator_server", b"coordinator_server", "database_metadata", b"database_metadata", "dropped_databases", b"dropped_databases", "dropped_partitions", b"dropped_partitions", "dropped_tables", b"dropped_tables", "full", b"full", "nodes", b"nodes", "partition_metadata", b"partition_metadata", "server_epoch", b"server_epoch", "table_metadata", b"table_metadata", "tablet_servers", b"tablet_servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "coordinator_server", b"coordinator_server", "database_metadata", b"database_metadata", "dropped_databases", b"dropped_databases", "dropped_partitions", b"dropped_partitions", "dropped_tables", b"dropped_tables", "full", b"full", "nodes", b"nodes", "partition_metadata", b"partition_metadata", "server_epoch", b"server_epoch", "server_tags", b"server_tags", "table_metadata", b"table_metadata", "tablet_servers", b"tablet_servers", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateMetadataRequest: _TypeAlias = UpdateMetadataRequest  # noqa: Y015
+
+@_typing.final
+class PbServerTag(_message.Message):
+    """Ours: the tag of a tablet server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_ID_FIELD_NUMBER: _builtins.int
+    SERVER_TAG_FIELD_NUMBER: _builtins.int
+    server_id: _builtins.int
+    server_tag: _builtins.int
+    def __init__(
+        self,
+        *,
+        server_id: _builtins.int | None = ...,
+        server_tag: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["server_id", b"server_id", "server_tag", b"server_tag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server_id", b"server_id", "server_tag", b"server_tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbServerTag: _TypeAlias = PbServerTag  # noqa: Y015
 
 @_typing.final
 class UpdateMetadataResponse(_message.Message):

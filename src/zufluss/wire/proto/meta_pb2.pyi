@@ -1123,12 +1123,15 @@ class PbServerNode(_message.Message):
     PORT_FIELD_NUMBER: _builtins.int
     LISTENERS_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
+    SERVER_TAG_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     host: _builtins.str
     port: _builtins.int
     listeners: _builtins.str
     """every listener as text, NAME://host:port with commas between"""
     rack: _builtins.str
+    server_tag: _builtins.int
+    """ours: the tag of a tablet server, as in ADD_SERVER_TAG"""
     def __init__(
         self,
         *,
@@ -1137,10 +1140,11 @@ class PbServerNode(_message.Message):
         port: _builtins.int | None = ...,
         listeners: _builtins.str | None = ...,
         rack: _builtins.str | None = ...,
+        server_tag: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "listeners", b"listeners", "node_id", b"node_id", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "listeners", b"listeners", "node_id", b"node_id", "port", b"port", "rack", b"rack", "server_tag", b"server_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "listeners", b"listeners", "node_id", b"node_id", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "listeners", b"listeners", "node_id", b"node_id", "port", b"port", "rack", b"rack", "server_tag", b"server_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,1 @@
+"""Even shares of the buckets: tags of servers, plans of moves, and their execution."""
