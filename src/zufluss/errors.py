@@ -423,6 +423,16 @@ class LocationMovedError(ZuflussError, code=ErrorCode.REMOTE_LOCATION_MOVED):
     """A remote location got another address after files were uploaded; upload them again."""
 
 
+class RebalanceFailureError(ZuflussError, code=ErrorCode.REBALANCE_FAILURE_EXCEPTION):
+    """A rebalance cannot begin, such as while another one is under way."""
+
+
+class NoRebalanceError(
+    ZuflussError, LookupError, code=ErrorCode.NO_REBALANCE_IN_PROGRESS_EXCEPTION
+):
+    """The rebalance of this id is not the newest one."""
+
+
 class LakeTableAlreadyExistError(ZuflussError, code=ErrorCode.LAKE_TABLE_ALREADY_EXIST):
     """The lake has a table of this name that does not belong to the table."""
 
