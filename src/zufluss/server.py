@@ -385,7 +385,8 @@ async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> 
         coordinator.register(services)
         services.attach(coordinator.writer_ids)
         tablet.register(services)
-        parts = [tablet_findings(tablet), net_findings(net), coordinator.tags.findings]
+        parts = [tablet_findings(tablet), net_findings(net)]
+        parts += [coordinator.tags.findings, coordinator.rebalances.findings]
         services.attach(Examination(conf, expiry, parts))
         services.attach(shown.describe(BOTH_ROLES))
         net.on_drain = tablet.fetch.drain
@@ -413,7 +414,7 @@ def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
         remote_files_samples(coordinator.remote),
         lease_samples(coordinator.leases.book),
         producer_samples(coordinator.producers),
-        balance_samples(coordinator.image),
+        balance_samples(coordinator.image, coordinator.rebalances),
     ]
 
 
@@ -444,7 +445,8 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
         )
         closing.push_async_callback(coordinator.stop)
         coordinator.register(services)
-        parts = [cluster_findings(coordinator.image), net_findings(net), coordinator.tags.findings]
+        parts = [cluster_findings(coordinator.image), net_findings(net)]
+        parts += [coordinator.tags.findings, coordinator.rebalances.findings]
         if coordinator.takeovers is not None:
             parts.append(coordinator.takeovers.findings)
         services.attach(Examination(conf, expiry, parts))

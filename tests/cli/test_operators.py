@@ -114,3 +114,15 @@ def test_a_server_is_tagged_listed_with_its_tag_and_untagged(zufluss: Zufluss) -
         zufluss("cluster", "tag", "remove", "TEMPORARY_OFFLINE", server)
     assert "OFFLINE" not in zufluss("cluster", "servers").out
     assert "58" in zufluss("cluster", "tag", "add", "permanent_offline", "77", code=1).err
+
+
+def test_a_rebalance_is_planned_and_refused(zufluss: Zufluss) -> None:
+    plan = json.loads(zufluss("cluster", "rebalance", "plan", "--output", "json").out)
+    (server,) = plan["servers"]
+    assert server["leaders"] == server["leaders_after"]
+    assert plan["moves"] == []
+    assert "0 moves" in zufluss("cluster", "rebalance", "plan").out
+    assert "61" in zufluss("cluster", "rebalance", "start", code=1).err
+    assert "no rebalance yet" in zufluss("cluster", "rebalance", "status").err
+    assert json.loads(zufluss("cluster", "rebalance", "status", "--output", "json").out) is None
+    zufluss("cluster", "rebalance", "cancel")

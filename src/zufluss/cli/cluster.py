@@ -22,9 +22,10 @@ DEFAULT = "DEFAULT"
 """The source of an option that was not set."""
 
 config = typer.Typer(no_args_is_help=True, help="Options of the cluster: get, set, unset.")
-app = typer.Typer(no_args_is_help=True, help="The whole cluster: config, servers, tag.")
+app = typer.Typer(no_args_is_help=True, help="The whole cluster: config, servers, tag, rebalance.")
 app.add_typer(config, name="config")
 app.add_typer(balance.tag, name="tag")
+app.add_typer(balance.rebalance, name="rebalance")
 app.command()(balance.servers)
 
 KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY…", help="Keys of options.")]

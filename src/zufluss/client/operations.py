@@ -34,13 +34,14 @@ from zufluss.client.locations import (
     sweep_of,
     sweep_request,
 )
+from zufluss.client.rebalance import RebalancePlan, RebalanceProgress, plan_of, progress_of
 from zufluss.errors import (
     NetworkError,
     RequestTimeoutError,
     UnsupportedVersionError,
     ZuflussError,
 )
-from zufluss.model.rebalance import ServerTag
+from zufluss.model.rebalance import RebalanceGoal, ServerTag
 from zufluss.model.table import PhysicalTablePath
 from zufluss.remote.locations import AdminState
 from zufluss.wire import messages as m
@@ -114,6 +115,41 @@ class AsyncOperations:
         """Take a tag from tablet servers, which may get buckets again then. All or none."""
         request = m.RemoveServerTagRequest(server_ids=server_ids, server_tag=tag)
         await self._change(ApiKey.REMOVE_SERVER_TAG, request)
+
+    async def plan_rebalance(
+        self, goals: Iterable[RebalanceGoal] = (RebalanceGoal.LEADER_DISTRIBUTION,)
+    ) -> RebalancePlan:
+        """Return what `rebalance` would do now: its moves, and the leaders of each server.
+
+        Nothing moves. Servers of Fluss cannot do this.
+        """
+        request = m.PlanRebalanceRequest(goals=goals)
+        return plan_of(await self._ask(ApiKey.PLAN_REBALANCE, request))
+
+    async def rebalance(
+        self, goals: Iterable[RebalanceGoal] = (RebalanceGoal.LEADER_DISTRIBUTION,)
+    ) -> str:
+        """Begin to move buckets, so that each tablet server leads its share; returns an id.
+
+        The goals of Fluss are alike here: leaders are shared out by tables and racks, and servers
+        with tags lead none. `RebalanceFailureError` while another one is under way.
+        """
+        request = m.RebalanceRequest(goals=goals)
+        answer = await self._change(ApiKey.REBALANCE, request)
+        return str(answer.rebalance_id)
+
+    async def rebalance_progress(self, rebalance_id: str | None = None) -> RebalanceProgress | None:
+        """Return how far the newest rebalance is; None if there was none.
+
+        `NoRebalanceError` if the newest one has another id than is given.
+        """
+        request = m.ListRebalanceProgressRequest(rebalance_id=rebalance_id)
+        return progress_of(await self._ask(ApiKey.LIST_REBALANCE_PROGRESS, request))
+
+    async def cancel_rebalance(self, rebalance_id: str | None = None) -> None:
+        """Begin no more moves of the newest rebalance; those under way are finished."""
+        request = m.CancelRebalanceRequest(rebalance_id=rebalance_id)
+        await self._change(ApiKey.CANCEL_REBALANCE, request)
 
     # -- remote locations and configuration ----------------------------------------------------
 

@@ -29,6 +29,7 @@ is being deleted, and a drop deletes one subtree.
 | `/producers/offsets/ID…` | offsets that producers registered, see `producers/offsets.py` |
 | `/remote/locations` `/remote/placement` `/configs/cluster` | see `remote/locations.py` |
 | `/servers/tags` | the names of the tags of tablet servers, by server id, see `rebalance/tags.py`; absent before the first |
+| `/rebalance/newest` `/rebalance/moves/ID/N` | the newest rebalance and its moves, see `rebalance/task.py` |
 | `/wal/durability` `/wal/sessions/EPOCH` | see `wal/book.py` |
 
 Times are epoch milliseconds. Both `lake` paths are made and deleted with the table. `buckets` are paths of their own because leaders change on their own.

@@ -59,8 +59,10 @@ from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.producers.calls import ProducerCalls
 from zufluss.coordinator.producers.offsets import ProducerOffsets
 from zufluss.coordinator.producers.service import ProducerService
+from zufluss.coordinator.rebalance.rebalances import Rebalances
 from zufluss.coordinator.rebalance.service import RebalanceService
 from zufluss.coordinator.rebalance.tags import ServerTags, load_tags
+from zufluss.coordinator.rebalance.task import StoredRebalance, load_rebalance
 from zufluss.coordinator.registration import Connect, Registrations
 from zufluss.coordinator.remote.held_drops import HeldDrops
 from zufluss.coordinator.remote.inventory import Inventory
@@ -115,6 +117,7 @@ class _State(NamedTuple):
     locations: LocationRegistry
     producer_book: ProducerBook
     sessions: SessionBook
+    rebalance: StoredRebalance
 
 
 class Coordinator:
@@ -146,6 +149,8 @@ class Coordinator:
         """Creates the lake tables of tables."""
         self.catalog = _catalog(base, state)
         self.tags = ServerTags(base.ledger, base.image, self.catalog.exclusive, self.catalog.tell)
+        self.rebalances = Rebalances(base.ledger, base.image, state.rebalance, base.clock)
+        """Moves buckets; it has no mover yet, so every rebalance is refused."""
         self.sessions = state.sessions
         """Every session of the shared log that anything is left of."""
         self.wal = _wal(base, state, self.catalog, reach)
@@ -272,6 +277,7 @@ class Coordinator:
             self.takeovers.start()
         if self.registrations is not None:
             self.registrations.start()
+        self.rebalances.start()
 
     async def attach(self, node: ClusterNode, tablet: LocalTablet) -> None:
         """Join a tablet server of this process; its logs are recovered when this returns."""
@@ -322,7 +328,7 @@ class Coordinator:
         services.attach(MetadataService(self.image, self.conf, self.locations.uri))
         services.attach(ClusterService(self.image))
         services.attach(UnservedProcedures())
-        services.attach(RebalanceService(self.tags, self.authority))
+        services.attach(RebalanceService(self.image, self.tags, self.rebalances, self.authority))
         services.attach(self._sweeps)
         services.attach(
             LocationService(
@@ -354,6 +360,7 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Finish the changes under way, and begin no more; the caller closes the store."""
+        await self.rebalances.stop()
         await self.partitions.stop()
         if self.registrations is not None:
             await self.registrations.stop()
@@ -521,4 +528,7 @@ async def _load(base: _Base, entries: Sequence[Entry]) -> _State:
         base.conf,
         base.clock,
     )
-    return _State(remotes, lease_book, lake_book, held_drops, locations, producer_book, sessions)
+    return _State(
+        remotes, lease_book, lake_book, held_drops, locations, producer_book, sessions,
+        load_rebalance(entries),
+    )  # fmt: skip

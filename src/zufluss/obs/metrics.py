@@ -354,6 +354,12 @@ SERVER_TAG = coordinator_metric(
     (*OF_SERVER, "tag"),
 )
 
+REBALANCE_MOVES = coordinator_metric(
+    "zufluss_rebalance_moves",
+    "Moves of the newest rebalance, by how far they are.",
+    ("status",),
+)
+
 # -- Tiering, as the coordinator sees it -------------------------------------------------------
 
 TIERING_PENDING_TABLES = coordinator_metric(

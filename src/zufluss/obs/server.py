@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from zufluss.coordinator.lake.queue import TieringStatus
     from zufluss.coordinator.leases.book import LeaseBook
     from zufluss.coordinator.producers.calls import ProducerCalls
+    from zufluss.coordinator.rebalance.rebalances import Rebalances
     from zufluss.coordinator.remote.keeper import RemoteKeeper
     from zufluss.coordinator.remote.locations import LocationRegistry
     from zufluss.coordinator.wal.book import SessionBook
@@ -182,7 +183,7 @@ def registry_samples(registry: LocationRegistry) -> ReadSamples:
     return read
 
 
-def balance_samples(image: ClusterImage) -> ReadSamples:
+def balance_samples(image: ClusterImage, rebalances: Rebalances) -> ReadSamples:
     """How the buckets are shared out among the tablet servers."""
 
     def read() -> Iterable[Sample]:
@@ -190,6 +191,9 @@ def balance_samples(image: ClusterImage) -> ReadSamples:
             yield Sample(metrics.LEADERS, image.leaders[server_id], (str(server_id),))
         for server_id, tag in sorted(image.tags.items()):
             yield Sample(metrics.SERVER_TAG, 1, (str(server_id), tag.name))
+        if rebalances.newest is not None:
+            for status, count in rebalances.newest.counts.items():
+                yield Sample(metrics.REBALANCE_MOVES, count, (status.name,))
 
     return read
 

@@ -127,6 +127,7 @@ class ApiKey(IntEnum):
     UNDO_PRODUCER = 30046
     EXAMINE_SERVER = 30050
     DESCRIBE_SERVER = 30051
+    PLAN_REBALANCE = 30060
 
 
 EXTENSION_KEY_MIN: Final = 30000
@@ -185,6 +186,7 @@ _OUR_CLIENTS: Final = frozenset(
         ApiKey.UNDO_PRODUCER,
         ApiKey.EXAMINE_SERVER,
         ApiKey.DESCRIBE_SERVER,
+        ApiKey.PLAN_REBALANCE,
     }
 )
 _TABLET_ONLY: Final = frozenset(

@@ -23,6 +23,7 @@ that one step takes a fraction of a millisecond with 200 servers, whatever the n
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -74,6 +75,7 @@ class _Search:
         self.racks, self.low, self.high = racks, low, high
         servers = len(racks)
         sizes = np.bincount(racks)
+        self.rack_count = len(sizes)
         self.rack_low = extra[:, None] * sizes // servers
         self.rack_high = -(-extra[:, None] * sizes // servers)
         self.same_rack = racks[:, None] == racks
@@ -158,7 +160,7 @@ class _Search:
         return True
 
     def _push_along(self, path: list[int], lengths: Ints, count: int) -> None:
-        hops = list(zip(path, path[1:], strict=False))
+        hops = list(pairwise(path))
         rows = [self._rows(a, b, int(lengths[a, b]) // len(self.sums)) for a, b in hops]
         count = min(count, *map(len, rows))
         for (a, b), some in zip(hops, rows, strict=True):
@@ -210,7 +212,7 @@ class _Search:
     def _in_racks(self, of: Bools) -> Ints:
         """How many servers of each rack have something of each row."""
         counts = np.zeros(self.rack_low.shape, np.int64)
-        for rack in range(counts.shape[1]):
+        for rack in range(self.rack_count):
             counts[:, rack] = of[:, self.racks == rack].sum(axis=1)
         return counts
 
@@ -234,15 +236,14 @@ class _Search:
 
     def _add_some(self, rows: Ints, extras: Bools, in_rack: Ints, sign: int) -> None:
         keepers = self.keepers[rows]
-        one_rack = self.rack_low.shape[1] == 1
-        leaves = (in_rack > self.rack_low[rows])[:, self.racks]
-        enters = (in_rack < self.rack_high[rows])[:, self.racks]
+        leaves = np.take(in_rack > self.rack_low[rows], self.racks, axis=1)
+        enters = np.take(in_rack < self.rack_high[rows], self.racks, axis=1)
         for keeps_a in (False, True):
             away = extras & (keepers == keeps_a)
             for keeps_b in (False, True):
                 to = ~extras & (keepers == keeps_b)
                 counts = _product(away, to)
-                if not one_rack:
+                if self.rack_count > 1:
                     across = _product(away & leaves, to & enters)
                     counts = np.where(self.same_rack, counts, across)
                 self.hops[COSTS.index(keeps_a - keeps_b)] += sign * counts

@@ -1075,7 +1075,10 @@ class PbRebalanceProgressForBucket(_message.Message):
 
     REBALANCE_PLAN_FIELD_NUMBER: _builtins.int
     REBALANCE_STATUS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     rebalance_status: _builtins.int
+    reason: _builtins.str
+    """ours: why it failed or was skipped"""
     @_builtins.property
     def rebalance_plan(self) -> Global___PbRebalancePlanForBucket: ...
     def __init__(
@@ -1083,10 +1086,11 @@ class PbRebalanceProgressForBucket(_message.Message):
         *,
         rebalance_plan: Global___PbRebalancePlanForBucket | None = ...,
         rebalance_status: _builtins.int | None = ...,
+        reason: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rebalance_plan", b"rebalance_plan", "rebalance_status", b"rebalance_status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "rebalance_plan", b"rebalance_plan", "rebalance_status", b"rebalance_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rebalance_plan", b"rebalance_plan", "rebalance_status", b"rebalance_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "rebalance_plan", b"rebalance_plan", "rebalance_status", b"rebalance_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2925,3 +2925,76 @@ class DescribeServerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeServerResponse: _TypeAlias = DescribeServerResponse  # noqa: Y015
+
+@_typing.final
+class PlanRebalanceRequest(_message.Message):
+    """PLAN_REBALANCE (30060): what REBALANCE would do now, without doing it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GOALS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def goals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        goals: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goals", b"goals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRebalanceRequest: _TypeAlias = PlanRebalanceRequest  # noqa: Y015
+
+@_typing.final
+class PbServerShare(_message.Message):
+    """The buckets that a tablet server leads, and would lead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_ID_FIELD_NUMBER: _builtins.int
+    LEADERS_FIELD_NUMBER: _builtins.int
+    LEADERS_AFTER_FIELD_NUMBER: _builtins.int
+    server_id: _builtins.int
+    leaders: _builtins.int
+    leaders_after: _builtins.int
+    def __init__(
+        self,
+        *,
+        server_id: _builtins.int | None = ...,
+        leaders: _builtins.int | None = ...,
+        leaders_after: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leaders", b"leaders", "leaders_after", b"leaders_after", "server_id", b"server_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaders", b"leaders", "leaders_after", b"leaders_after", "server_id", b"server_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbServerShare: _TypeAlias = PbServerShare  # noqa: Y015
+
+@_typing.final
+class PlanRebalanceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_PLAN_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def table_plan(self) -> _containers.RepeatedCompositeFieldContainer[_cluster_pb2.PbRebalancePlanForTable]: ...
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbServerShare]: ...
+    def __init__(
+        self,
+        *,
+        table_plan: _abc.Iterable[_cluster_pb2.PbRebalancePlanForTable] | None = ...,
+        servers: _abc.Iterable[Global___PbServerShare] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["servers", b"servers", "table_plan", b"table_plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRebalanceResponse: _TypeAlias = PlanRebalanceResponse  # noqa: Y015
