@@ -84,6 +84,13 @@ class RecordingTablet:
         self.ends: dict[TableBucket, int] = {}
         self.end = 0
         self.deaf: Exception | None = None
+        self.prepared: list[ReplicaAssignment] = []
+        self.prepare_failure: Exception | None = None
+        self.released: list[tuple[TableBucket, int]] = []
+        self.release_failure: Exception | None = None
+        self.release_gate = asyncio.Event()
+        self.release_gate.set()
+        self.release_end = 7
 
     async def assign(
         self,
@@ -119,6 +126,18 @@ class RecordingTablet:
         for stop in replicas:
             if stop.delete:
                 self.buckets.pop(stop.table_bucket, None)
+
+    async def release_bucket(self, bucket: TableBucket, leader_epoch: int) -> int:
+        self.released.append((bucket, leader_epoch))
+        if self.release_failure is not None:
+            raise self.release_failure
+        await self.release_gate.wait()
+        return self.release_end
+
+    async def prepare_bucket(self, assignment: ReplicaAssignment) -> None:
+        self.prepared.append(assignment)
+        if self.prepare_failure is not None:
+            raise self.prepare_failure
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         self.lake_offsets |= {o.table_bucket: o for o in offsets}

@@ -336,6 +336,18 @@ ORDERS = {
     ),
     ApiKey.UPDATE_CONFIGS: m.UpdateConfigsRequest(configs=m.PbDynamicConfigs(version=9)),
     ApiKey.UPDATE_PRODUCERS: m.UpdateProducersRequest(),
+    ApiKey.RELEASE_BUCKET: m.ReleaseBucketRequest(
+        bucket=m.PbTableBucket(table_id=1, bucket_id=0), leader_epoch=0
+    ),
+    ApiKey.PREPARE_BUCKET: m.PrepareBucketRequest(
+        bucket=m.PbNotifyLeaderAndIsrReqForBucket(
+            physical_table_path=m.PbPhysicalTablePath(database_name="d", table_name="t"),
+            table_bucket=m.PbTableBucket(table_id=1, bucket_id=0),
+            leader=1,
+            leader_epoch=0,
+            bucket_epoch=0,
+        )
+    ),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from zufluss.cluster.remote import BucketRemote, ManifestCommit, SnapshotHandle, metadata_file
+from zufluss.cluster.wal import ReleasedBucket, WalSession
 from zufluss.errors import NetworkError
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.snapshot import KvSnapshot
@@ -82,6 +83,11 @@ class Gateway:
 
     def _remote(self, bucket: TableBucket) -> BucketRemote:
         return self.remotes.get(bucket, BucketRemote(bucket))
+
+    async def report_released(
+        self, session: WalSession, released: Sequence[ReleasedBucket]
+    ) -> set[TableBucket]:
+        return set()
 
     def _arrive(self) -> None:
         self.before_commit()

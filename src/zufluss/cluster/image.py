@@ -73,6 +73,10 @@ class BucketState:
     """The server epoch of the session of the shared log that has what no segment of the bucket has;
     None where the disk of the leader has it. Only the coordinator knows it, and the leader from its
     order."""
+    released: int | None = None
+    """Set while the bucket is handed over: the number behind the entry with which that session
+    released it. Nobody serves the bucket before a leader has adopted it. Only the coordinator knows
+    it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ the coordinator as a tablet server sees it: in one process the coordinator's own
 | lake_offset | GET_LAKE_SNAPSHOT (1032) | a log was lost and begins again |
 | commit_takeovers | COMMIT_TAKEOVERS (30007) | the session of a leader has the end of buckets, see `wal.py` |
 | commit_wal_floor | COMMIT_WAL_FLOOR (30008) | the first objects of a session are not needed any more |
+| report_released | REPORT_RELEASED (30062) | a session has released buckets and not heard of them since |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from zufluss.cluster.wal import Takeover, WalSession
+from zufluss.cluster.wal import ReleasedBucket, Takeover, WalSession
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.files import Usage
 from zufluss.remote.layout import METADATA_NAME
@@ -109,6 +110,15 @@ class WalCommits(Protocol):
         """Note that objects of a session below a number are not needed any more.
 
         Raises `NotLeaderError` unless the session is live.
+        """
+
+    async def report_released(
+        self, session: WalSession, released: Sequence[ReleasedBucket]
+    ) -> set[TableBucket]:
+        """Buckets that a live session has released; returns those that do not need it any more.
+
+        One that has no other leader yet gets one. Raises `NotLeaderError` unless the session is
+        live.
         """
 
 

@@ -106,6 +106,15 @@ class TabletGateway(Protocol):
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and delete the files of those with `delete`."""
 
+    async def release_bucket(self, bucket: TableBucket, leader_epoch: int) -> int:
+        """Write nothing to a bucket any more; returns the number of the session behind its release.
+
+        Raises a retriable error if the bucket goes on there.
+        """
+
+    async def prepare_bucket(self, assignment: ReplicaAssignment) -> None:
+        """Make ready to lead a bucket whose leader has the live session in the assignment."""
+
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Note the lake offsets of buckets; buckets that the server does not hold are ignored."""
 

@@ -10,11 +10,13 @@ have, and behind them what one session has of it. `BucketState.wal` names that s
 | a bucket gets a leader | NOTIFY_LEADER_AND_ISR, with a `WalSource` | nothing yet: the leader reads the source |
 | its own session has the end of the bucket | COMMIT_TAKEOVERS | `BucketState.wal` names that session |
 | the first objects are not needed any more | COMMIT_WAL_FLOOR | the floor; then the objects are deleted |
+| a bucket is handed over | RELEASE_BUCKET | its leader writes nothing any more; the session stays its source |
+| a released bucket was not heard of | REPORT_RELEASED | the bucket gets a leader, if it has none |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from zufluss.model.table import TableBucket
 from zufluss.wire import messages as m
@@ -32,15 +34,30 @@ class WalSession(NamedTuple):
     """The remote location with the objects of the session."""
 
 
+OPEN_END: Final = -1
+"""The end of a live session as a source: as far as it goes when it is read."""
+
+
 class WalSource(NamedTuple):
-    """A session that has ended, from its floor to its end."""
+    """A session that has ended, or released a bucket, from its floor to there."""
 
     session: WalSession
     """The session."""
     floor: int
     """The first number that is there."""
     end: int
-    """The number behind the last one."""
+    """The number behind the last one; `OPEN_END` for who copies a bucket that goes on."""
+
+
+class ReleasedBucket(NamedTuple):
+    """A bucket that a live session has released, so that another one continues it."""
+
+    bucket: TableBucket
+    """The bucket."""
+    leader_epoch: int
+    """The epoch in which it was released."""
+    end: int
+    """The number of the session behind the entry that released it."""
 
 
 class Takeover(NamedTuple):
@@ -85,3 +102,17 @@ def takeover_to_proto(takeover: Takeover) -> m.PbTakeover:
 def takeover_from_proto(message: m.PbTakeover) -> Takeover:
     """Decode a take-over."""
     return Takeover(bucket_from_proto(message.bucket), message.leader_epoch)
+
+
+def released_to_proto(released: ReleasedBucket) -> m.PbReleasedBucket:
+    """Encode a released bucket."""
+    return m.PbReleasedBucket(
+        bucket=bucket_to_proto(released.bucket),
+        leader_epoch=released.leader_epoch,
+        end=released.end,
+    )
+
+
+def released_from_proto(message: m.PbReleasedBucket) -> ReleasedBucket:
+    """Decode a released bucket."""
+    return ReleasedBucket(bucket_from_proto(message.bucket), message.leader_epoch, message.end)

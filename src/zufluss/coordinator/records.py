@@ -16,7 +16,7 @@ is being deleted, and a drop deletes one subtree.
 | `/tables/ID/auto-increment/COLUMN_ID` | number: the last id given to the column, 0 before the first; made and deleted with the table |
 | `/tables/ID/lake/epoch` | number: the tiering epoch of the last hand-out, 0 before the first |
 | `/tables/ID/lake/snapshots` | `tiered_time` (of the last commit, absent before the first), `fenced` (that commit had epochs), `snapshots`: a list, the newest last, of `id`, `offsets` (the offsets file, from the root of its location on), `location` (its id; absent for the first one), `readable_offsets` and `readable_location` (the same, where known) |
-| `/tables/ID/buckets/N` | `buckets`: a list of `[replicas, leader, leader_epoch, isr, bucket_epoch]`, and `wal` if it is set, of the buckets from 128 N on; absent for a partitioned table |
+| `/tables/ID/buckets/N` | `buckets`: a list of `[replicas, leader, leader_epoch, isr, bucket_epoch]`, then `wal` and `released` if they are set, of the buckets from 128 N on; absent for a partitioned table |
 | `/tables/ID/partitions/PARTITION_ID` | `name`, `created_time`, `remote_location` (as of a table) |
 | `/tables/ID/partitions/PARTITION_ID/buckets/N` | as `/tables/ID/buckets/N` |
 | `/tables/ID/remote/BUCKET` | the remote side of the bucket, see `bucket_remotes.py`; created and deleted with the table |
@@ -444,6 +444,8 @@ def _buckets_value(states: Sequence[BucketState], chunk: int) -> bytes:
 
 def _bucket_row(state: BucketState) -> list[Any]:
     row = [state.replicas, state.leader, state.leader_epoch, state.isr, state.bucket_epoch]
+    if state.released is not None:
+        return [*row, state.wal, state.released]
     return row if state.wal is None else [*row, state.wal]
 
 

@@ -352,6 +352,16 @@ class Registrations:
             return isinstance(problem.__cause__, ConnectionRefusedError)
         return False
 
+    def fence(self, server_id: int, server_epoch: int) -> None:
+        """Give a registration up that does not do what it is told: others take its buckets over.
+
+        The server registers again with its next heartbeat.
+        """
+        session = self._sessions.get(server_id)
+        if session is not None and session.tablet.server_epoch == server_epoch:
+            self._give_up(server_id, session)
+            self._take_leave()
+
     async def _join(self, node: ClusterNode) -> m.RegisterTabletServerResponse:
         epoch, server_epoch = self._catalog.epoch, await self._catalog.next_server_epoch()
         connect = partial(self._connect, node)

@@ -76,6 +76,7 @@ from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.upgrade import upgrade
 from zufluss.coordinator.wal.book import REMOTE, SessionBook
 from zufluss.coordinator.wal.cleaner import WalCleaner
+from zufluss.coordinator.wal.handover import Handovers
 from zufluss.coordinator.wal.keeper import WalKeeper
 from zufluss.coordinator.wal.service import WalService
 from zufluss.coordinator.wal.takeover import Takeovers
@@ -187,6 +188,8 @@ class Coordinator:
         self.writer_ids = WriterIds(self.catalog.allocate_writer_ids)
         self.takeovers: Takeovers | None = None
         """Gives buckets of lost servers to others; None without a shared log, or other servers."""
+        self.handovers: Handovers | None = None
+        """Moves buckets between live servers; None as for `takeovers`."""
         self.registrations: Registrations | None = None
         """Tablet servers of other processes; None in a process with both roles."""
         if connect is not None:
@@ -196,6 +199,15 @@ class Coordinator:
                     self.wal, self.catalog, base.tablets, state.producer_book, reach
                 )
             self.registrations = self._registrations(base, state, connect)
+            if self.wal is not None and self.takeovers is not None:
+                self.handovers = Handovers(
+                    self.wal,
+                    self.catalog,
+                    base.tablets,
+                    self.takeovers,
+                    self.registrations.fence,
+                    reach,
+                )
         self.authority = base.authority
         self._clock_ms = clock_ms
 
@@ -357,6 +369,8 @@ class Coordinator:
             services.attach(self.registrations)
         if self.wal is not None:
             services.attach(WalService(self.wal, self.catalog.epoch))
+            if self.handovers is not None:
+                services.attach(self.handovers)
 
     async def stop(self) -> None:
         """Finish the changes under way, and begin no more; the caller closes the store."""
@@ -364,6 +378,8 @@ class Coordinator:
         await self.partitions.stop()
         if self.registrations is not None:
             await self.registrations.stop()
+        if self.handovers is not None:
+            await self.handovers.stop()
         if self.takeovers is not None:
             await self.takeovers.stop()
         if self.wal_cleaner is not None:

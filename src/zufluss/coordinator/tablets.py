@@ -9,6 +9,8 @@ buckets in question.
 |---|---|---|
 | update_metadata | UPDATE_METADATA (1013) | the catalog or the set of servers changed |
 | start_replicas | NOTIFY_LEADER_AND_ISR (1018) | buckets were created; returns when they serve |
+| release_bucket | RELEASE_BUCKET (30060) | a bucket is handed over: its leader writes nothing any more |
+| prepare_bucket | PREPARE_BUCKET (30061) | before that, at the server that is to lead it |
 | stop_replicas | STOP_REPLICA (1019) | buckets were dropped; returns when their disk is free |
 | notify_lake_offsets | NOTIFY_LAKE_TABLE_OFFSET (1031) | a lake snapshot was committed, or the server joined |
 | notify_kv_snapshot_offset | NOTIFY_KV_SNAPSHOT_OFFSET (1029) | a key-value snapshot was committed and an older one let go |
@@ -74,7 +76,7 @@ from zufluss.model.table import TableBucket
 from zufluss.pacing import paced
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
-from zufluss.wire.tables import bucket_from_proto
+from zufluss.wire.tables import bucket_from_proto, bucket_to_proto
 
 if TYPE_CHECKING:
     from zufluss.remote.locations import Locations
@@ -90,6 +92,8 @@ OFFSETS_AT_ONCE: Final = 4096
 """Offsets of producers that are encoded on the event loop; more are encoded in a thread."""
 TOLD_SECONDS: Final = 1.0
 """How long a change of the catalog waits for the tablet servers to confirm it."""
+PREPARE_TIMEOUT_MS: Final = 600_000
+"""How long a tablet server may take to make ready to lead a bucket: its state may be built anew."""
 _NO_FOLLOWER: Final = -1
 _LATEST: Final = 1
 
@@ -100,6 +104,8 @@ class Tablets:
     def __init__(self) -> None:
         self._gateways: dict[int, TabletGateway] = {}
         self._silent: set[int] = set()
+        self._leaving: set[int] = set()
+        """Servers that hand over their buckets in order to stop."""
         self._telling: dict[int, set[asyncio.Task[None]]] = {}
         """News of the catalog that are under way to each server."""
 
@@ -107,6 +113,7 @@ class Tablets:
         """Send calls to a server from now on."""
         self._gateways[server_id] = gateway
         self._silent.discard(server_id)
+        self._leaving.discard(server_id)
 
     def heard_of(self, server_id: int) -> None:
         """Note a sign of life of a server, which may get new buckets then."""
@@ -118,7 +125,12 @@ class Tablets:
         A server that died is among the registered ones until its session ends. It is left out from
         its first failure to start a bucket until its next sign of life.
         """
-        return [node for node in nodes if node.node_id not in self._silent]
+        away = self._silent | self._leaving
+        return [node for node in nodes if node.node_id not in away]
+
+    def leaves(self, server_id: int) -> None:
+        """Give a server no more buckets before it registers again: it is about to stop."""
+        self._leaving.add(server_id)
 
     def detach(self, server_id: int) -> None:
         """Send nothing to a server that has left; it learns everything when it registers."""
@@ -172,6 +184,14 @@ class Tablets:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    async def release_bucket(self, server_id: int, bucket: TableBucket, leader_epoch: int) -> int:
+        """Have the leader of a bucket release it; the number of its session behind the release."""
+        return await self._there(server_id).release_bucket(bucket, leader_epoch)
+
+    async def prepare_bucket(self, server_id: int, assignment: ReplicaAssignment) -> None:
+        """Have a server make ready to lead a bucket."""
+        await self._there(server_id).prepare_bucket(assignment)
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Stop buckets at their servers; a server that is away does it when it registers."""
@@ -347,6 +367,25 @@ class RemoteTablet:
             response = await self._call(ApiKey.STOP_REPLICA, request)
             _check_buckets(self.server_id, response.stop_replicas_resp)
 
+    async def release_bucket(self, bucket: TableBucket, leader_epoch: int) -> int:
+        """Send RELEASE_BUCKET."""
+        request = m.ReleaseBucketRequest(
+            coordinator_epoch=self._epoch,
+            server_epoch=self.server_epoch,
+            bucket=bucket_to_proto(bucket),
+            leader_epoch=leader_epoch,
+        )
+        return int((await self._call(ApiKey.RELEASE_BUCKET, request)).end)
+
+    async def prepare_bucket(self, assignment: ReplicaAssignment) -> None:
+        """Send PREPARE_BUCKET."""
+        request = m.PrepareBucketRequest(
+            coordinator_epoch=self._epoch,
+            server_epoch=self.server_epoch,
+            bucket=replica_to_proto(assignment),
+        )
+        await self._call(ApiKey.PREPARE_BUCKET, request, PREPARE_TIMEOUT_MS)
+
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Send NOTIFY_LAKE_TABLE_OFFSET."""
         for some in _portions(offsets):
@@ -423,8 +462,9 @@ class RemoteTablet:
         if not self._over.done():
             self._over.set_result(None)
 
-    async def _call(self, api_key: ApiKey, request: Any) -> Any:
-        call = asyncio.ensure_future(self._send(api_key, request))
+    async def _call(self, api_key: ApiKey, request: Any, timeout_ms: int | None = None) -> Any:
+        timeout_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        call = asyncio.ensure_future(self._send(api_key, request, timeout_ms))
         try:
             await asyncio.wait({call, self._over}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
@@ -436,9 +476,9 @@ class RemoteTablet:
         finally:
             call.cancel()
 
-    async def _send(self, api_key: ApiKey, request: Any) -> Any:
+    async def _send(self, api_key: ApiKey, request: Any, timeout_ms: int) -> Any:
         connection = await self._connect()
-        return await connection.call(api_key, request, timeout_ms=self._timeout_ms)
+        return await connection.call(api_key, request, timeout_ms=timeout_ms)
 
     def __repr__(self) -> str:
         return (

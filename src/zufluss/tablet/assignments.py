@@ -30,7 +30,9 @@ from zufluss.tablet.remote.logs import RemoteLogRunner
 from zufluss.tablet.remote.restore import Restorer
 from zufluss.tablet.reopen import Reopener, StaleOrderError, may_pass
 from zufluss.tablet.shared.copy import SharedCopy
+from zufluss.tablet.shared.held import EVERYTHING, HeldRequests
 from zufluss.tablet.shared.host import SharedHost
+from zufluss.tablet.shared.prepare import Preparations, RehearsedCopy
 
 log = structlog.get_logger(__name__)
 
@@ -55,19 +57,24 @@ class Assignments:
         remote_logs: RemoteLogRunner,
         epoch_ended: Callable[[Replica], None],
         shared: SharedHost | None,
+        held: HeldRequests,
     ) -> None:
         """`epoch_ended` is called with a replica that gets another leader epoch.
 
-        `shared` has the ends of the logs, None where the disk has them.
+        `shared` has the ends of the logs, None where the disk has them. `held` holds the requests
+        of buckets that are taken over.
         """
         self._data_dir = data_dir
-        self._host = host
+        self.host = self._host = host
         self._context = context
         self._buckets = context.buckets
         self._restorer = restorer
         self._remote_logs = remote_logs
         self._epoch_ended = epoch_ended
         self._shared = shared
+        self._held = held
+        self.preparations = Preparations(host, self._buckets, self._rehearsed)
+        """Buckets that are made ready to be led here."""
         self._opening = asyncio.Semaphore(OPENED_AT_ONCE)
         self._orders: dict[TableBucket, ReplicaAssignment] = {}
         """The last order for each bucket that was opened here."""
@@ -84,6 +91,7 @@ class Assignments:
     async def stop(self) -> None:
         """Open nothing any more, because the server stops: end the tries under way."""
         self._stopped = True
+        await self.preparations.end()
         await self.retries.stop()
 
     async def open(self, assignments: Sequence[ReplicaAssignment]) -> None:
@@ -129,6 +137,7 @@ class Assignments:
                 f"{name} is being taken over by this server; try again after a pause"
             )
             self._buckets.refuse(assignment, opening, self._host.clock_ms())
+            self._held.hold(bucket, EVERYTHING)
             self.retries.add(assignment, at_once=True)
 
     def _note(self, assignment: ReplicaAssignment) -> None:
@@ -191,8 +200,10 @@ class Assignments:
     @asynccontextmanager
     async def order(self, buckets: Iterable[TableBucket] | None = None) -> AsyncIterator[None]:
         """End the retries of buckets, of all for None, while an order about them is carried out."""
+        buckets = None if buckets is None else tuple(buckets)
         self._orders_under_way += 1
         try:
+            await self.preparations.end(buckets)
             await (self.retries.end_all() if buckets is None else self.retries.end(buckets))
             yield
         finally:
@@ -213,6 +224,7 @@ class Assignments:
         except Exception as e:
             self._buckets.refuse(assignment, e, self._host.clock_ms())
             return e
+        self._held.go_on(bucket)
         await self._ask_the_lake(assignment)
         return None
 
@@ -275,6 +287,20 @@ class Assignments:
         return SharedCopy(
             self._shared, self._restorer, self._remote_logs, assignment, remote, lease_end
         )
+
+    async def _rehearsed(self, assignment: ReplicaAssignment) -> RehearsedCopy:
+        """The copy of a bucket that is made ready."""
+        assert self._shared is not None
+        remotes = await self._context.gateway.bucket_remotes([assignment.table_bucket])
+        remote = remotes.get(assignment.table_bucket)
+        return RehearsedCopy(
+            self._shared, self._restorer, self._remote_logs, assignment, remote, 0.0
+        )
+
+    def release(self, replica: Replica, reason: ZuflussError) -> None:
+        """Close a bucket that another server is about to lead; its files stay."""
+        self._close(replica, delete=False, reason=reason)
+        self._forget(replica.bucket)
 
     def close(self, stop: ReplicaStop) -> None:
         """Give a bucket up, open or refused; its files go if the order says delete."""

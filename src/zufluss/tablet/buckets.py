@@ -205,6 +205,16 @@ class Buckets:
             return False
         return self._leader(bucket) not in (None, self._server_id)
 
+    def is_away(self, bucket: TableBucket) -> bool:
+        """Whether another server, or nobody, leads a bucket, and nothing of it is open here."""
+        return self.is_elsewhere(bucket) or self._leader(bucket) is None
+
+    def forget_unused(self, table_id: int) -> None:
+        """Forget the state of a table that has no bucket here."""
+        table = self.tables.get(table_id)
+        if table is not None:
+            self._forget_if_empty(table)
+
     def _leader(self, bucket: TableBucket) -> int | None:
         """The server that leads a bucket; None if there is no such bucket."""
         holder = self.image.holder(bucket)

@@ -17,7 +17,14 @@ from zufluss.cluster.remote import (
     remote_from_proto,
 )
 from zufluss.cluster.replicas import RpcCaller
-from zufluss.cluster.wal import Takeover, WalSession, session_to_proto, takeover_to_proto
+from zufluss.cluster.wal import (
+    ReleasedBucket,
+    Takeover,
+    WalSession,
+    released_to_proto,
+    session_to_proto,
+    takeover_to_proto,
+)
 from zufluss.errors import LakeSnapshotNotExistError
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m
@@ -124,3 +131,15 @@ class CoordinatorClient:
             coordinator_epoch=self.epoch, session=session_to_proto(session), floor=floor
         )
         await self.call(ApiKey.COMMIT_WAL_FLOOR, request)
+
+    async def report_released(
+        self, session: WalSession, released: Sequence[ReleasedBucket]
+    ) -> set[TableBucket]:
+        """Buckets that a session has released; returns those that do not need it any more."""
+        request = m.ReportReleasedRequest(
+            coordinator_epoch=self.epoch,
+            session=session_to_proto(session),
+            buckets=map(released_to_proto, released),
+        )
+        answer = await self.call(ApiKey.REPORT_RELEASED, request)
+        return set(map(bucket_from_proto, answer.adopted))

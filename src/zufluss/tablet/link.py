@@ -34,7 +34,7 @@ from zufluss.cluster.replicas import (
     stop_from_proto,
 )
 from zufluss.cluster.wal import session_from_proto
-from zufluss.errors import ErrorCode, ZuflussError, error
+from zufluss.errors import ErrorCode, ZuflussError, error, reason_of
 from zufluss.net.services import RequestContext, Services
 from zufluss.periodic import pause, repeat
 from zufluss.remote.health import HealthReport
@@ -44,6 +44,7 @@ from zufluss.tablet.shared.lease import LookupLease
 from zufluss.tasks import end
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -217,6 +218,37 @@ class CoordinatorLink:
         if self.replacement is None:
             await self.join()
 
+    async def leave(self, at_once: asyncio.Event, timeout_ms: int) -> None:
+        """Hand over all buckets because this server stops; gives up when it is to stop `at_once`.
+
+        What is not handed over then is taken over by others, as from a server that was lost.
+        Without a shared log nothing can be handed over.
+        """
+        if self._session is None or self.server_epoch == NOT_REGISTERED or at_once.is_set():
+            return
+        asking = asyncio.create_task(self._leave(), name="controlled-shutdown")
+        giving_up = asyncio.create_task(at_once.wait())
+        await asyncio.wait(
+            {asking, giving_up},
+            timeout=timeout_ms / 1000,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        await end(giving_up)
+        if not asking.done():
+            log.warning("buckets_not_handed_over", reason="the server is to stop now")
+        await end(asking)
+
+    async def _leave(self) -> None:
+        request = m.ControlledShutdownRequest(
+            tablet_server_id=self._node.node_id, tablet_server_epoch=self.server_epoch
+        )
+        try:
+            answer = await self._coordinator.call(ApiKey.CONTROLLED_SHUTDOWN, request)
+        except (ZuflussError, OSError) as problem:
+            log.warning("buckets_not_handed_over", reason=reason_of(problem))
+            return
+        log.info("buckets_handed_over", remaining=len(answer.remaining_leader_buckets))
+
     def _asked(self) -> float:
         """The time before a confirmation is asked for, by the clock of the lease."""
         return self._session.lease.clock() if self._session is not None else 0.0
@@ -290,6 +322,24 @@ class CoordinatorLink:
             for each in request.stop_replicas_req
         ]
         return m.StopReplicaResponse(stop_replicas_resp=done)
+
+    async def release_bucket(
+        self, request: m.ReleaseBucketRequest, ctx: RequestContext
+    ) -> m.ReleaseBucketResponse:
+        """RELEASE_BUCKET (30060): other orders do not wait for it."""
+        async with self._order(request):
+            bucket = bucket_from_proto(request.bucket)
+        end = await self._tablet.release_bucket(bucket, request.leader_epoch)
+        return m.ReleaseBucketResponse(end=end)
+
+    async def prepare_bucket(
+        self, request: m.PrepareBucketRequest, ctx: RequestContext
+    ) -> m.PrepareBucketResponse:
+        """PREPARE_BUCKET (30061): other orders do not wait for it."""
+        async with self._order(request):
+            assignment = replica_from_proto(request.bucket)
+        await self._tablet.prepare_bucket(assignment)
+        return m.PrepareBucketResponse()
 
     async def notify_lake_table_offset(
         self, request: m.NotifyLakeTableOffsetRequest, ctx: RequestContext

@@ -71,7 +71,9 @@ from zufluss.tablet.scan.service import ScanService
 from zufluss.tablet.scan.sessions import ScanSessions
 from zufluss.tablet.scan.states import PinStates
 from zufluss.tablet.service import TabletService
+from zufluss.tablet.shared.held import HeldRequests
 from zufluss.tablet.shared.host import SharedHost
+from zufluss.tablet.shared.release import Releases
 from zufluss.tablet.shared.trim import Trimmer
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.tablet.undo import UndoHandler
@@ -179,7 +181,16 @@ class TabletServer:
         if self.shared is not None:
             retained = conf.get(options.ZUFLUSS_WAL_RETAINED)
             self.trimmer = Trimmer(self.shared, buckets, self.logs, self.remote_logs, retained)
+        self.held = HeldRequests()
+        """Requests for buckets that are changing their leader."""
         self.assignments = self._assignments(remote, restorer)
+        self.releases: Releases | None = None
+        """Releases buckets for other servers; None without a shared log."""
+        if self.shared is not None:
+            release, host = self.assignments.release, self.assignments.host
+            self.releases = Releases(
+                self.shared, gateway, buckets, self.kv, self.held, release, host.remove
+            )
         self.started = False
         """Whether every bucket of the first assignment was opened or refused."""
 
@@ -210,6 +221,7 @@ class TabletServer:
             self.remote_logs,
             self.scans.closed,
             self.shared,
+            self.held,
         )
 
     @property
@@ -223,10 +235,14 @@ class TabletServer:
 
     def register(self, services: Services) -> None:
         """Attach every handler of this role."""
-        services.register_raw(ApiKey.PRODUCE_LOG, self.produce.handle)
         services.register_raw(ApiKey.FETCH_LOG, self.fetch.handle)
-        services.register_raw(ApiKey.PUT_KV, self.put.handle)
-        services.register_raw(ApiKey.LOOKUP, self.lookup.handle)
+        for key, handler in (
+            (ApiKey.PRODUCE_LOG, self.produce.handle),
+            (ApiKey.PUT_KV, self.put.handle),
+            (ApiKey.LOOKUP, self.lookup.handle),
+        ):
+            held = self.shared is not None
+            services.register_raw(key, self.held.before(key, handler) if held else handler)
         services.register(ApiKey.PREFIX_LOOKUP, self.lookup.prefix_lookup)
         scans = (self.scans, ScanSessions(self.scans), ScanListing(self.conf, self.scans))
         for service in (self.service, *scans, self.undos):
@@ -317,6 +333,8 @@ class TabletServer:
         for change in changes:
             if isinstance(change, TablePut):
                 await self.buckets.alter(change.entry)
+        if self.releases is not None:
+            self.releases.look()
         self.producers.keep(lambda table_id: self.image.table_by_id(table_id) is not None)
 
     async def start_replicas(self, replicas: Sequence[ReplicaAssignment]) -> None:
@@ -335,6 +353,18 @@ class TabletServer:
             for stop in replicas:
                 self.assignments.close(stop)
                 await asyncio.sleep(0)  # closing takes a millisecond, and a table has thousands
+
+    async def release_bucket(self, bucket: TableBucket, leader_epoch: int) -> int:
+        """Write nothing to a bucket any more, so that another server leads it (`Releases`)."""
+        if self.releases is None:
+            raise _not_shared()
+        return await self.releases.release(bucket, leader_epoch)
+
+    async def prepare_bucket(self, assignment: ReplicaAssignment) -> None:
+        """Make ready to lead a bucket that another server leads (`Preparations`)."""
+        if self.releases is None:
+            raise _not_shared()
+        await self.assignments.preparations.prepare(assignment)
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
         """Know how far these buckets got in the lake; buckets that are not here are passed over.
@@ -408,6 +438,9 @@ class TabletServer:
         tasks.repeat(LOOK_AFTER_SECONDS, self.assignments.look_after)
         if self.trimmer is not None:
             tasks.repeat(LOOK_AFTER_SECONDS, self.trimmer.look_after)
+        if self.releases is not None:
+            tasks.repeat(LOOK_AFTER_SECONDS, self.releases.report)
+            tasks.repeat(LOOK_AFTER_SECONDS, self.assignments.preparations.look_after)
         tasks.repeat(NOTE_SECONDS, self.rates.note)
         retention_seconds = conf.get(options.LOG_RETENTION_CHECK_INTERVAL) / 1000
         tasks.repeat(retention_seconds, self._expire_data)
@@ -431,6 +464,7 @@ class TabletServer:
     async def close(self) -> None:
         """Sync and close every log; the next start needs no recovery."""
         self._tasks.cancel()
+        self.held.stop()
         await self.assignments.stop()
         await self._snapshot_service.stop()
         await self.snapshots.stop()
@@ -442,3 +476,10 @@ class TabletServer:
             await self.shared.close()
         await self.logs.close()
         self._readers.shutdown(wait=False)
+
+
+def _not_shared() -> ConfigError:
+    return ConfigError(
+        f"buckets are handed over with {options.ZUFLUSS_LOG_DURABILITY.key} = remote only: with "
+        "local, the disk of this server has their rows"
+    )

@@ -23,9 +23,11 @@ from tests.waiting import eventually
 from zufluss.errors import ZuflussError
 from zufluss.log.files import KILL_AT_VARIABLE
 from zufluss.meta.embedded import DATABASE_FILE
+from zufluss.model.table import TableBucket
 from zufluss.testing.server import DevServer
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
+from zufluss.wire.tables import bucket_to_proto
 
 SERVERS = (1, 2, 3)
 QUICK = {"zufluss.lookup.lease": "1s", "zufluss.wal.interval": "20ms"}
@@ -179,6 +181,17 @@ class SharedServers:
             time.sleep(seconds)
         finally:
             os.kill(process.pid, signal.SIGCONT)
+
+    def move(self, bucket: TableBucket, server_id: int) -> None:
+        """Have another live server lead a bucket."""
+        request = m.MoveBucketRequest(bucket=bucket_to_proto(bucket), server_id=server_id)
+        with RawClient(self.coordinator.port) as client:
+            client.call(ApiKey.MOVE_BUCKET, request)
+
+    def ended(self) -> list[str]:
+        """The sessions on record that do not go on."""
+        sessions = self.entries("/wal/sessions/")
+        return [path for path, value in sessions.items() if json.loads(value)["state"] != "live"]
 
     def sources(self) -> set[int]:
         """The sessions that have the ends of buckets, as the coordinator has on record."""

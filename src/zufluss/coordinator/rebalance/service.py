@@ -67,7 +67,7 @@ class RebalanceService:
     async def plan_rebalance(
         self, request: m.PlanRebalanceRequest, ctx: RequestContext
     ) -> m.PlanRebalanceResponse:
-        """PLAN_REBALANCE (30060): the moves that a rebalance would make now."""
+        """PLAN_REBALANCE (30070): the moves that a rebalance would make now."""
         _check_goals(request.goals)
         leaders = Counter(self._image.leaders)
         moves = await self._rebalances.plan()

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from zufluss.cluster.image import ImageChange
 from zufluss.cluster.remote import BucketRemote, ManifestCommit, WalCommits
-from zufluss.cluster.wal import Takeover, WalSession
+from zufluss.cluster.wal import ReleasedBucket, Takeover, WalSession
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.bucket_remotes import BucketRemotes
@@ -142,6 +142,12 @@ class RemoteKeeper:
     async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
         """Note that objects of a session below a number are not needed any more."""
         await self._shared_log().commit_wal_floor(session, floor)
+
+    async def report_released(
+        self, session: WalSession, released: Sequence[ReleasedBucket]
+    ) -> set[TableBucket]:
+        """Buckets that a session has released; returns those that do not need it any more."""
+        return await self._shared_log().report_released(session, released)
 
     def _shared_log(self) -> WalCommits:
         if self._wal is None:

@@ -161,6 +161,10 @@ class SessionBook:
         """The session of a registration."""
         return self._sessions.get(server_epoch)
 
+    def session(self, server_epoch: int) -> WalSession:
+        """The session of a registration, by its epoch."""
+        return self._sessions[server_epoch].session
+
     def live(self, server_id: int) -> SessionRecord | None:
         """The live session of a server."""
         return self._live.get(server_id)

@@ -2,7 +2,7 @@
 
 The invariant on which everything rests: what is acknowledged of a bucket is what the segments of
 its manifest have, and behind them the entries of one session, `BucketState.wal`, from its floor to
-its end. That session is live and its leader's own, or it has ended.
+its end. That session is live and its leader's own, or it has ended, or it has released the bucket.
 
 | step | what changes |
 |---|---|
@@ -10,6 +10,7 @@ its end. That session is live and its leader's own, or it has ended.
 | the location of a session takes no new files any more, and another one works | its server registers again, one server after the other, and the new session begins in another location |
 | a server is lost | its session is closed and sealed; its buckets get other leaders (`takeover.py`) |
 | a leader has copied the end of a bucket into its session | `wal` names that session, if its leader epoch is still the bucket's |
+| a live session has released a bucket (`handover.py`) | another server leads it, and `released` says up to where the session has it; nobody serves it before a leader has copied that |
 
 **A location that was lost** takes the ends of its sessions with it. They end where they are known to
 begin, as if their first object were missing: buckets that need them are refused, with the first
@@ -33,7 +34,7 @@ import structlog
 
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
 from zufluss.cluster.replicas import ReplicaAssignment
-from zufluss.cluster.wal import Takeover, WalSession, WalSource
+from zufluss.cluster.wal import OPEN_END, ReleasedBucket, Takeover, WalSession, WalSource
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog.catalog import Catalog
@@ -82,6 +83,10 @@ class WalKeeper:
         """When sessions that have ended were confirmed last, by server epoch."""
         self._ending: dict[int, asyncio.Task[None]] = {}
         """Sessions that are being ended, by server epoch."""
+        self._awaited: dict[TableBucket, asyncio.Future[None]] = {}
+        """Buckets whose next continuation somebody waits for."""
+        self.on_unclaimed: Callable[[WalSession, ReleasedBucket], None] = lambda session, each: None
+        """Told of buckets that a session has released, and that nobody leads yet."""
 
     @property
     def lease_seconds(self) -> float:
@@ -252,11 +257,25 @@ class WalKeeper:
     ) -> ReplicaAssignment:
         """The order to lead a bucket, with where its end is."""
         source = self._source(state)
-        return ReplicaAssignment(bucket, path, state, source, self._lease_ms(source))
+        silent = state.released is not None  # who released it answers no lookups
+        lease_ms = 0 if silent else self._lease_ms(source)
+        return ReplicaAssignment(bucket, path, state, source, lease_ms)
+
+    def preparation(
+        self, path: PhysicalTablePath, bucket: TableBucket, state: BucketState
+    ) -> ReplicaAssignment:
+        """The order to make ready to lead a bucket, with the live session of its leader."""
+        assert state.wal is not None
+        record = self.book.check_live(self.book.session(state.wal))
+        source = WalSource(record.session, record.floor, OPEN_END)
+        return ReplicaAssignment(bucket, path, state, source)
 
     def _source(self, state: BucketState) -> WalSource | None:
         """The session that has the end of a bucket; None if it is its leader's own."""
         assert state.wal is not None
+        record = self.book.get(state.wal)
+        if state.released is not None and record is not None and not record.has_ended:
+            return WalSource(record.session, record.floor, state.released)
         live = self.book.live(state.leader)
         if live is not None and live.session.server_epoch == state.wal:
             return None
@@ -273,7 +292,9 @@ class WalKeeper:
             self.book.check_live(session)
             states = {bucket: self.image.bucket_state(bucket) for bucket in epochs}
             return {
-                bucket: replace(state, wal=own[1], bucket_epoch=state.bucket_epoch + 1)
+                bucket: replace(
+                    state, wal=own[1], released=None, bucket_epoch=state.bucket_epoch + 1
+                )
                 for bucket, state in states.items()
                 if state is not None
                 and (state.leader, state.leader_epoch) == (own[0], epochs[bucket])
@@ -282,7 +303,36 @@ class WalKeeper:
         self._reach("wal-takeover")
         done, _ = await self._catalog.states.change(taken_over)
         self._reach("wal-taken-over")
+        for bucket in done:
+            awaited = self._awaited.pop(bucket, None)
+            if awaited is not None and not awaited.done():
+                awaited.set_result(None)
         return set(done)
+
+    def continued(self, bucket: TableBucket) -> asyncio.Future[None]:
+        """Ends when a session has continued a bucket the next time; for one who waits."""
+        awaited = self._awaited[bucket] = asyncio.get_running_loop().create_future()
+        return awaited
+
+    async def report_released(
+        self, session: WalSession, released: Sequence[ReleasedBucket]
+    ) -> set[TableBucket]:
+        """Buckets that a live session has released; returns those that do not need it any more.
+
+        One that nobody leads yet, because the coordinator that asked for it was replaced, gets a
+        leader (`on_unclaimed`).
+        """
+        self.book.check_live(session)
+        adopted: set[TableBucket] = set()
+        for each in released:
+            state = self.image.bucket_state(each.bucket)
+            if state is None or state.wal != session.server_epoch:
+                adopted.add(each.bucket)
+            elif state.released is None and state.leader_epoch > each.leader_epoch:
+                adopted.add(each.bucket)  # it came back, and this session has continued it
+            elif state.released is None:
+                self.on_unclaimed(session, each)
+        return adopted
 
     async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
         """Note that objects of a live session below a number are not needed any more."""

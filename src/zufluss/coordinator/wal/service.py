@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zufluss.cluster.remote import WalCommits
-from zufluss.cluster.wal import session_from_proto, takeover_from_proto
+from zufluss.cluster.wal import released_from_proto, session_from_proto, takeover_from_proto
 from zufluss.coordinator.remote.checks import check_epoch
 from zufluss.wire import messages as m
 from zufluss.wire.tables import bucket_to_proto
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WalService:
-    """COMMIT_TAKEOVERS and COMMIT_WAL_FLOOR."""
+    """COMMIT_TAKEOVERS, COMMIT_WAL_FLOOR and REPORT_RELEASED."""
 
     def __init__(self, commits: WalCommits, epoch: int) -> None:
         """`epoch` is the coordinator's."""
@@ -38,3 +38,13 @@ class WalService:
         check_epoch(request.coordinator_epoch, self._epoch)
         await self._commits.commit_wal_floor(session_from_proto(request.session), request.floor)
         return m.CommitWalFloorResponse()
+
+    async def report_released(
+        self, request: m.ReportReleasedRequest, ctx: RequestContext
+    ) -> m.ReportReleasedResponse:
+        """REPORT_RELEASED (30062)."""
+        check_epoch(request.coordinator_epoch, self._epoch)
+        released = list(map(released_from_proto, request.buckets))
+        session = session_from_proto(request.session)
+        adopted = await self._commits.report_released(session, released)
+        return m.ReportReleasedResponse(adopted=map(bucket_to_proto, adopted))

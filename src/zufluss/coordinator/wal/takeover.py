@@ -117,6 +117,16 @@ class Takeovers:
         """A server was lost."""
         self._wake.set()
 
+    def hand_over(self, order: ReplicaAssignment) -> None:
+        """Send the order to lead a bucket that was released, until it arrives."""
+        self._orders[order.table_bucket] = order
+        self._send()
+
+    async def give_up(self, order: ReplicaAssignment) -> None:
+        """Give a bucket to another server than the one that was to lead it by this order."""
+        await self._give_to_others(order.state.leader, [order])
+        self._send()
+
     async def _run(self) -> None:
         while True:
             self._wake.clear()

@@ -155,11 +155,12 @@ class SessionWriter(Protocol):
     def end_offset(self, bucket: TableBucket) -> int | None:
         """The end of what was appended of a bucket, durable or not; None if nothing was."""
 
-    async def drained(self) -> int:
+    async def drained(self, *, at_once: bool = False) -> int:
         """Wait until everything that was appended before the call is durable.
 
-        Returns the number behind the last object of it. Raises SessionFencedError if the session
-        ends before.
+        `at_once` starts the object that gathers entries without waiting for more of them. Returns
+        the number behind the last object of it. Raises SessionFencedError if the session ends
+        before.
         """
 
     @property

@@ -4,7 +4,8 @@ The objects of a session are fed in order. An entry is taken if it begins at or 
 the bucket has reached, and leads further. A lost object concerns every bucket that might be in it,
 until a later entry proves the opposite by following without a gap: a session writes the offsets of
 a bucket without gaps, and a carry has everything up to its place (`gather.py`). Where no later
-entry proves it, the bucket is refused, since its last rows may have been in the lost object.
+entry proves it, the bucket is refused, since its last rows may have been in the lost object. A
+release names the end that the bucket had then, which is proof as well, or shows that some is lost.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ class SessionTails:
             return
         for entry in read.entries:
             tail = self._tails.get(entry.bucket)
-            if tail is not None and entry.kind is not EntryKind.RELEASE:
+            if tail is None:
+                continue
+            if entry.kind is EntryKind.RELEASE:
+                _check_released(read, entry, tail)
+            else:
                 yield from self._take(read, entry, tail)
 
     def _take(self, read: WalObject, entry: WalEntry, tail: _Tail) -> Iterator[TailPiece]:
@@ -84,3 +89,12 @@ class SessionTails:
             for bucket, tail in self._tails.items()
             if tail.problem
         }
+
+
+def _check_released(read: WalObject, entry: WalEntry, tail: _Tail) -> None:
+    """The bucket ended here at this point of the session: nothing else of it was lost before."""
+    if entry.end_offset <= tail.end_offset:
+        tail.problem = ""
+    else:
+        name = read.header.name.path
+        tail.problem = tail.problem or f"{name} released it at {entry.end_offset}"

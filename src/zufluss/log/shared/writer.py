@@ -128,6 +128,8 @@ class ObjectWriter:
         """Why the last request failed; empty after one that succeeded."""
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
+        self._at_once = 0
+        """Objects below this number start without waiting for more entries."""
         self._closing = False
         self._stopped = False
         self._error: SessionFencedError | None = None
@@ -189,14 +191,18 @@ class ObjectWriter:
         """Wait until the session should take entries, or is fenced."""
         await self._wait_for(lambda: not self.full)
 
-    async def drained(self) -> int:
+    async def drained(self, *, at_once: bool = False) -> int:
         """Wait until everything that was appended before the call is durable.
 
-        Returns the number behind the last object of it; what is appended meanwhile may lie in that
-        object, too. Raises SessionFencedError if the session ends before.
+        `at_once` starts the object that gathers entries without waiting for more of them. Returns
+        the number behind the last object of it; what is appended meanwhile may lie in that object,
+        too. Raises SessionFencedError if the session ends before.
         """
         if self._error is None and not self._stopped:  # otherwise the gathered entries are gone
             behind = self._next + self._gathering.objects
+            if at_once and self._durable < behind:
+                self._at_once = max(self._at_once, behind)
+                self._start()
             await self._wait_for(lambda: self._stopped or self._durable >= behind)
             if self._durable >= behind:
                 return behind
@@ -244,7 +250,8 @@ class ObjectWriter:
             self._timer.cancel()
             self._timer = None
         while self._gathering.waits and self._has_slot():
-            at_once = self._closing or self._gathering.complete
+            hurried = self._next < self._at_once
+            at_once = self._closing or hurried or self._gathering.complete
             left = 0.0 if at_once else self._pace.seconds_left(len(self._under_way))
             if left > 0 or not self._start_object():
                 self._timer = self._loop.call_later(left or MEMORY_SECONDS, self._start)

@@ -6,7 +6,8 @@
 | `restore_state` | key-value state of this disk or a snapshot, as without a shared log |
 | `adopt` | what the segments do not have is written again into the session of this server; a primary-key bucket waits until its former leader answers no lookups any more; the coordinator notes that this session has the end of the bucket |
 
-The source is a session that has ended. Where the session of this server has the end of the bucket
+The source is a session that has ended, or one that goes on and has released the bucket (a
+hand-over, `release.py`); then nobody answers lookups any more, and nothing is waited for. Where the session of this server has the end of the bucket
 already, as for a new bucket or one that failed and is opened again, it is the source itself, and
 there is nothing to adopt. If it has the end and nobody knows whether the coordinator noted that,
 only the question is repeated: the former source may be deleted by then. What is damaged on this
@@ -146,7 +147,7 @@ class SharedCopy(BucketCopy):
                 tail = replica.log.tail(self._remote_end if start is None else start)
                 parts = await asyncio.to_thread(lambda: cut(memoryview(tail.read())))
                 await session.carry_over(bucket, epoch, parts)
-            await session.writer.drained()
+            await session.writer.drained(at_once=True)
             self._host.reach("wal-carried")
         if replica.kv is not None:
             await asyncio.sleep(self._lease_end - asyncio.get_running_loop().time())

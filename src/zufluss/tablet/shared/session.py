@@ -62,6 +62,9 @@ class ServerSession:
         self._gateway = gateway
         self._holds: set[TableBucket] = set()
         """Buckets of which this session has the end, as the coordinator knows."""
+        self.released: dict[TableBucket, int] = {}
+        """Buckets that this session has released and no other one has continued yet, as far as this
+        server knows, with the leader epoch."""
         self._carried: dict[TableBucket, int] = {}
         """Buckets of which this session has the end, with the leader epoch of their entries."""
         self._carrying: dict[TableBucket, int] = {}
@@ -126,6 +129,19 @@ class ServerSession:
     def has_carried(self, bucket: TableBucket, leader_epoch: int) -> bool:
         """Whether the end of a bucket was written into this session in a leader epoch."""
         return self._carried.get(bucket) == leader_epoch
+
+    def release(self, bucket: TableBucket, leader_epoch: int, end_offset: int) -> None:
+        """Write that nothing of a bucket follows in this leader epoch.
+
+        The objects that have the bucket stay until it is `adopted`.
+        """
+        self.writer.append(bucket, leader_epoch, end_offset, end_offset, b"", EntryKind.RELEASE)
+        self._holds.discard(bucket)
+        self.released[bucket] = leader_epoch
+
+    def adopted(self, bucket: TableBucket) -> None:
+        """Note that the objects with a bucket that was released are not needed for it any more."""
+        self.released.pop(bucket, None)
 
     def holds(self, bucket: TableBucket) -> bool:
         """Whether this session has the end of a bucket, as the coordinator knows."""

@@ -1,9 +1,11 @@
-"""Sessions that have ended, as the buckets read them that are taken over from them.
+"""Sessions of others, as the buckets read them that are taken over from them.
 
 A session is read once, whatever the number of its buckets, and kept in memory for as long as
 buckets ask for it: it has at most what its server was allowed to retain (`zufluss.wal.retained`)
 and what it had not made durable yet. A copy that nobody asked for lately is dropped. Of the live
-session of this server, whose buckets may fail again and again, it drops what was trimmed since.
+session of this server, whose buckets may fail again and again, it drops what was trimmed since. A
+session that goes on at another server is read as far as it goes (`OPEN_END`), and read on when its
+server has released the bucket.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
-from zufluss.cluster.wal import WalSession, WalSource
+from zufluss.cluster.wal import OPEN_END, WalSession, WalSource
 from zufluss.log.shared.api import LostObject, Session
 from zufluss.log.shared.objects import ObjectLog
 from zufluss.log.shared.tails import SessionTails
@@ -121,11 +123,12 @@ class Sources:
     async def _read_on(self, copy: _Copy, source: WalSource) -> None:
         """Read what was not read yet; the session of this server grows between two calls."""
         copy.drop_below(source.floor)
-        if copy.next >= source.end:
+        end = None if source.end == OPEN_END else source.end
+        if end is not None and copy.next >= end:
             return
         session = Session(self._cluster_id, source.session.server_id, source.session.server_epoch)
         shared = self._shared_log(source.session.location_id)
-        async with aclosing(shared.read(session, copy.next, source.end)) as objects:
+        async with aclosing(shared.read(session, copy.next, end)) as objects:
             async for read in objects:
                 copy.add(read)
 

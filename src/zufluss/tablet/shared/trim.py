@@ -124,13 +124,13 @@ class Trimmer:
         if self._owed is not None and self._owed[0] is session:
             return await self._record(*self._owed)
         written = list(session.writer.written)
-        plan = await self._plan(written)
+        plan = await self._plan(session, written)
         try:
             return await self._carry_out(session, plan, written)
         finally:
             self.held = plan.held
 
-    async def _plan(self, written: Sequence[WrittenObject]) -> _Plan:
+    async def _plan(self, session: ServerSession, written: Sequence[WrittenObject]) -> _Plan:
         """Which buckets hold the floor, and which have to be carried."""
         plan, ends = _Plan(written[-1].number + 1), dict[TableBucket, int]()
         async for each in paced(written):
@@ -138,6 +138,9 @@ class Trimmer:
                 plan.first.setdefault(bucket, each.first_number)
                 ends[bucket] = end
         for bucket, end in ends.items():
+            if bucket in session.released:
+                plan.hold(bucket, "it was released, and nobody has continued it yet")
+                continue
             if self._buckets.image.leader(bucket) is None or self._buckets.is_elsewhere(bucket):
                 continue  # it was dropped, or given to another server before it continued here
             replica = self._buckets.find(*bucket)

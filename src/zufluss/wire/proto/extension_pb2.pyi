@@ -339,6 +339,227 @@ class CommitWalFloorResponse(_message.Message):
 Global___CommitWalFloorResponse: _TypeAlias = CommitWalFloorResponse  # noqa: Y015
 
 @_typing.final
+class ReleaseBucketRequest(_message.Message):
+    """RELEASE_BUCKET (30060), coordinator to tablet server: write nothing to a bucket any more, so that
+    another server leads it. Answered when everything is durable.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    server_epoch: _builtins.int
+    leader_epoch: _builtins.int
+    """another one is refused"""
+    @_builtins.property
+    def bucket(self) -> _common_pb2.PbTableBucket: ...
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int | None = ...,
+        server_epoch: _builtins.int | None = ...,
+        bucket: _common_pb2.PbTableBucket | None = ...,
+        leader_epoch: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "coordinator_epoch", b"coordinator_epoch", "leader_epoch", b"leader_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "coordinator_epoch", b"coordinator_epoch", "leader_epoch", b"leader_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseBucketRequest: _TypeAlias = ReleaseBucketRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseBucketResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_FIELD_NUMBER: _builtins.int
+    end: _builtins.int
+    """the number of the session behind the entry that released the bucket"""
+    def __init__(
+        self,
+        *,
+        end: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseBucketResponse: _TypeAlias = ReleaseBucketResponse  # noqa: Y015
+
+@_typing.final
+class PrepareBucketRequest(_message.Message):
+    """PREPARE_BUCKET (30061), coordinator to tablet server: copy what a bucket has so far, and build its
+    state, because the server is about to lead it. Answered when that is done.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    server_epoch: _builtins.int
+    @_builtins.property
+    def bucket(self) -> _cluster_pb2.PbNotifyLeaderAndIsrReqForBucket:
+        """with the live session of its leader"""
+
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int | None = ...,
+        server_epoch: _builtins.int | None = ...,
+        bucket: _cluster_pb2.PbNotifyLeaderAndIsrReqForBucket | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "coordinator_epoch", b"coordinator_epoch", "server_epoch", b"server_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareBucketRequest: _TypeAlias = PrepareBucketRequest  # noqa: Y015
+
+@_typing.final
+class PrepareBucketResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareBucketResponse: _TypeAlias = PrepareBucketResponse  # noqa: Y015
+
+@_typing.final
+class MoveBucketRequest(_message.Message):
+    """MOVE_BUCKET (30063), to the coordinator: another live server leads the bucket when it is answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    SERVER_ID_FIELD_NUMBER: _builtins.int
+    server_id: _builtins.int
+    """the next leader"""
+    @_builtins.property
+    def bucket(self) -> _common_pb2.PbTableBucket: ...
+    def __init__(
+        self,
+        *,
+        bucket: _common_pb2.PbTableBucket | None = ...,
+        server_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "server_id", b"server_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "server_id", b"server_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveBucketRequest: _TypeAlias = MoveBucketRequest  # noqa: Y015
+
+@_typing.final
+class MoveBucketResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveBucketResponse: _TypeAlias = MoveBucketResponse  # noqa: Y015
+
+@_typing.final
+class ReportReleasedRequest(_message.Message):
+    """REPORT_RELEASED (30062), tablet server to coordinator: buckets that it has released and not heard
+    of since.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___PbWalSession: ...
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbReleasedBucket]: ...
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int | None = ...,
+        session: Global___PbWalSession | None = ...,
+        buckets: _abc.Iterable[Global___PbReleasedBucket] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "coordinator_epoch", b"coordinator_epoch", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportReleasedRequest: _TypeAlias = ReportReleasedRequest  # noqa: Y015
+
+@_typing.final
+class PbReleasedBucket(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    end: _builtins.int
+    @_builtins.property
+    def bucket(self) -> _common_pb2.PbTableBucket: ...
+    def __init__(
+        self,
+        *,
+        bucket: _common_pb2.PbTableBucket | None = ...,
+        leader_epoch: _builtins.int | None = ...,
+        end: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "end", b"end", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "end", b"end", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbReleasedBucket: _TypeAlias = PbReleasedBucket  # noqa: Y015
+
+@_typing.final
+class ReportReleasedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADOPTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adopted(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PbTableBucket]:
+        """the session is not needed for these any more"""
+
+    def __init__(
+        self,
+        *,
+        adopted: _abc.Iterable[_common_pb2.PbTableBucket] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted", b"adopted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportReleasedResponse: _TypeAlias = ReportReleasedResponse  # noqa: Y015
+
+@_typing.final
 class AllocateWriterIdsRequest(_message.Message):
     """ALLOCATE_WRITER_IDS (30002): a tablet server takes a range of writer ids to hand out."""
 
@@ -2928,7 +3149,7 @@ Global___DescribeServerResponse: _TypeAlias = DescribeServerResponse  # noqa: Y0
 
 @_typing.final
 class PlanRebalanceRequest(_message.Message):
-    """PLAN_REBALANCE (30060): what REBALANCE would do now, without doing it."""
+    """PLAN_REBALANCE (30070): what REBALANCE would do now, without doing it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
