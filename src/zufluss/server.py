@@ -3,8 +3,9 @@
 Start order: data directory locked, kernels loaded (compiled if there are none), HTTP endpoint
 opened, ports taken, metadata opened, logs recovered, connections accepted, spare threads started,
 ready line printed. Stop order (SIGTERM, SIGINT) is the reverse: connections drained, logs synced
-and closed with a clean marker, metadata closed, HTTP endpoint closed. The ready line is the only
-thing on standard output.
+and closed with a clean marker, metadata closed, HTTP endpoint closed. A tablet server of a cluster
+with a shared log first hands over its buckets after a SIGTERM; a SIGINT, or a second signal, leaves
+that out. The ready line is the only thing on standard output.
 """
 
 from __future__ import annotations
@@ -134,7 +135,20 @@ def run_role(role: str, conf: Configuration, life: int | None = None) -> int:
     return _run(conf, _serve_tablet, lock=LOCK_FILE, life=life)
 
 
-Serve = Callable[[Configuration, asyncio.Event, "Shown"], Awaitable[None]]
+class Stop(asyncio.Event):
+    """Set when the server is to stop; `at_once` as well if it hands nothing over before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = asyncio.Event()
+
+    def now(self) -> None:
+        """Stop without handing anything over."""
+        self.at_once.set()
+        self.set()
+
+
+Serve = Callable[[Configuration, Stop, "Shown"], Awaitable[None]]
 
 
 def share_interpreter() -> None:
@@ -174,18 +188,20 @@ def _close(runner: asyncio.Runner) -> None:
 
 
 async def _until_signal(conf: Configuration, serve: Serve, life: int | None = None) -> None:
-    stop = asyncio.Event()
+    stop = Stop()
     loop = asyncio.get_running_loop()
 
-    def begin_to_stop() -> None:
+    def begin_to_stop(*, at_once: bool) -> None:
+        if at_once or stop.is_set():
+            stop.at_once.set()
         if not stop.is_set():
             stop.set()
             report_slow_stop(loop)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, begin_to_stop)
+    loop.add_signal_handler(signal.SIGTERM, partial(begin_to_stop, at_once=False))
+    loop.add_signal_handler(signal.SIGINT, partial(begin_to_stop, at_once=True))
     if life is not None:
-        loop.add_reader(life, _supervisor_died, loop, life, begin_to_stop)
+        loop.add_reader(life, _supervisor_died, loop, life, partial(begin_to_stop, at_once=True))
     loop.set_default_executor(running_executor())
     with suppress(OSError):  # uvloop starts its threads for names now; this one need not exist
         await loop.getaddrinfo("localhost", 0)
@@ -332,7 +348,7 @@ def _ready(server: NetServer, role: str) -> None:
 # -- roles ------------------------------------------------------------------------------------
 
 
-async def _serve_dev(conf: Configuration, stop: asyncio.Event, shown: Shown) -> None:
+async def _serve_dev(conf: Configuration, stop: Stop, shown: Shown) -> None:
     """Both roles in one process, on the same ports."""
     conf = with_lake(conf)
     services = Services()
@@ -418,7 +434,7 @@ def _coordinator_samples(coordinator: Coordinator) -> list[ReadSamples]:
     ]
 
 
-async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Shown) -> None:
+async def _serve_coordinator(conf: Configuration, stop: Stop, shown: Shown) -> None:
     services = Services()
     net = await _bound(conf, services, server_type=1)
     tablets = ServerConnections()
@@ -455,14 +471,14 @@ async def _serve_coordinator(conf: Configuration, stop: asyncio.Event, shown: Sh
         await _accept(net, conf, stop, COORDINATOR, shown)
 
 
-async def _serve_tablet(conf: Configuration, stop: asyncio.Event, shown: Shown) -> None:
+async def _serve_tablet(conf: Configuration, stop: Stop, shown: Shown) -> None:
     files = files_from_environment()
     async with _expiry_clock(conf, files) as expiry:
         await _serve_tablet_until(conf, stop, files, expiry, shown)
 
 
 async def _serve_tablet_until(
-    conf: Configuration, stop: asyncio.Event, files: Files, expiry: ExpiryClock, shown: Shown
+    conf: Configuration, stop: Stop, files: Files, expiry: ExpiryClock, shown: Shown
 ) -> None:
     host, port = _coordinator_address(conf)
     services = Services()
@@ -497,7 +513,7 @@ async def _serve_tablet_until(
         coordinator,
         claim,
         storage.reports,
-        replaced=stop.set,
+        replaced=stop.now,
         session=tablet.session_terms(),
     )
     tablet.rejoin = link.rejoin
@@ -524,7 +540,8 @@ async def _serve_tablet_until(
             joining.result()
             joined.set()
             shown.samples.extend([tablet_samples(tablet), location_samples(storage)])
-            await _accept(net, conf, stop, TABLET_SERVER, shown)
+            leave = partial(link.leave, stop.at_once, conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT))
+            await _accept(net, conf, stop, TABLET_SERVER, shown, leave)
             if link.replacement is not None:
                 raise ConfigError(link.replacement.message)
     finally:
@@ -569,11 +586,12 @@ def _coordinator_address(conf: Configuration) -> tuple[str, int]:
 async def _accept(
     net: NetServer,
     conf: Configuration,
-    stop: asyncio.Event,
+    stop: Stop,
     role: str,
     shown: Shown,
+    leave: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serve until `stop`, then drain."""
+    """Serve until `stop`, then drain; before that, `leave` the cluster."""
     await net.start()
     disk = disk_samples(Path(conf.get(options.DATA_DIR)))
     shown.samples.extend([net_samples(net, role), disk])
@@ -585,6 +603,8 @@ async def _accept(
     await stop.wait()
     log.info("stopping", role=role)
     shown.pulse.note()
+    if leave is not None:
+        await leave()
     await net.stop(conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000)
     shown.samples.clear()  # of parts that are closed next
 
@@ -606,7 +626,7 @@ class Shown:
 
 
 @asynccontextmanager
-async def _http(conf: Configuration, stop: asyncio.Event) -> AsyncIterator[Shown]:
+async def _http(conf: Configuration, stop: Stop) -> AsyncIterator[Shown]:
     """Serve metrics and probes for the length of a block, if that is configured.
 
     The endpoint is there before the metadata is opened and until all logs are closed, so that an

@@ -8,8 +8,8 @@ any time, and a child that died is replaced at once, without imports.
 | start | the first child; when it is ready, the others; when all are ready, `on_ready` |
 | a child dies | logged, started again after a pause that doubles up to `PAUSE_SECONDS_MAX` |
 | a child refuses its configuration before it ever was ready | all end, with its exit code |
-| SIGTERM, SIGINT | SIGTERM to all but the first, then to the first; exit code 0 |
-| the supervisor dies | the children see the end of a pipe, and stop as after a SIGTERM |
+| SIGTERM, SIGINT | SIGINT to all but the first, then to the first; exit code 0 |
+| the supervisor dies | the children see the end of a pipe, and stop as after a SIGINT |
 
 Children lead process groups of their own: Ctrl-C reaches the supervisor alone. A child says that it
 is ready by a line on its standard output, which is a pipe to the supervisor; nothing else is
@@ -214,5 +214,5 @@ class Supervisor:
         for pid in alive:
             if pid not in self._told:
                 self._told.add(pid)
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGINT)  # with SIGTERM it would hand over its buckets first
         return not alive

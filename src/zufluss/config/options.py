@@ -634,7 +634,9 @@ ZUFLUSS_NET_FRAME_TIMEOUT = duration_option(
 ZUFLUSS_SHUTDOWN_TIMEOUT = duration_option(
     "zufluss.shutdown-timeout",
     30 * SECOND_MS,
-    "How long a stopping server waits for running requests before it closes their connections.",
+    "How long a stopping server waits for running requests before it closes their connections. "
+    "With `zufluss.log.durability` = remote, also how long a tablet server that got a SIGTERM "
+    "waits before that until others lead its buckets.",
     minimum=0,
 )
 

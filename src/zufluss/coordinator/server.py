@@ -76,6 +76,7 @@ from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.upgrade import upgrade
 from zufluss.coordinator.wal.book import REMOTE, SessionBook
 from zufluss.coordinator.wal.cleaner import WalCleaner
+from zufluss.coordinator.wal.departure import Departures
 from zufluss.coordinator.wal.handover import Handovers
 from zufluss.coordinator.wal.keeper import WalKeeper
 from zufluss.coordinator.wal.service import WalService
@@ -371,6 +372,7 @@ class Coordinator:
             services.attach(WalService(self.wal, self.catalog.epoch))
             if self.handovers is not None:
                 services.attach(self.handovers)
+                services.attach(Departures(self.handovers, self.wal, self.tablets))
 
     async def stop(self) -> None:
         """Finish the changes under way, and begin no more; the caller closes the store."""

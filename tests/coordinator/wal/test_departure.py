@@ -1,0 +1,45 @@
+"""Servers that leave by their own will, as the coordinator sees it; servers note their orders."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.coordinator.support import call
+from tests.coordinator.wal.test_handover import ordered, world
+from tests.coordinator.wal.world import Server, World
+from zufluss.wire import messages as m
+from zufluss.wire.api import ApiKey
+
+__all__ = ["world"]
+
+
+async def leaves(world: World, server: Server) -> asyncio.Task[m.ControlledShutdownResponse]:
+    request = m.ControlledShutdownRequest(
+        tablet_server_id=server.server_id, tablet_server_epoch=server.session.server_epoch
+    )
+    work = call(world.services, ApiKey.CONTROLLED_SHUTDOWN, request, "INTERNAL")
+    return asyncio.create_task(work)
+
+
+async def test_a_server_that_leaves_hands_over_everything_and_gets_nothing_new(
+    world: World,
+) -> None:
+    one = await world.server(1)
+    buckets = await world.create_table(buckets=4)
+    two = await world.server(2)
+    leaving = await leaves(world, one)
+    for bucket in buckets:
+        await ordered(two, bucket, 1)
+    assert await two.commit(*buckets) == set(buckets)
+    assert list((await leaving).remaining_leader_buckets) == []
+    new = await world.create_table("later", buckets=2)
+    assert world.led(two, new) == new
+    await one.link.join()
+    assert world.led(one, await world.create_table("back", buckets=2)) != []
+
+
+async def test_the_last_server_that_leaves_keeps_its_buckets(world: World) -> None:
+    one = await world.server(1)
+    buckets = await world.create_table(buckets=2)
+    answer = await (await leaves(world, one))
+    assert len(answer.remaining_leader_buckets) == len(buckets)
