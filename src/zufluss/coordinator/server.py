@@ -151,8 +151,6 @@ class Coordinator:
         """Creates the lake tables of tables."""
         self.catalog = _catalog(base, state)
         self.tags = ServerTags(base.ledger, base.image, self.catalog.exclusive, self.catalog.tell)
-        self.rebalances = Rebalances(base.ledger, base.image, state.rebalance, base.clock)
-        """Moves buckets; it has no mover yet, so every rebalance is refused."""
         self.sessions = state.sessions
         """Every session of the shared log that anything is left of."""
         self.wal = _wal(base, state, self.catalog, reach)
@@ -209,6 +207,10 @@ class Coordinator:
                     self.registrations.fence,
                     reach,
                 )
+        self.rebalances = Rebalances(
+            base.ledger, base.image, state.rebalance, base.clock, self.handovers
+        )
+        """Gives each server its share of the buckets; refuses to without `handovers`."""
         self.authority = base.authority
         self._clock_ms = clock_ms
 

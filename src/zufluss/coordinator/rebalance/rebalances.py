@@ -11,7 +11,8 @@ therefore stored only every few seconds.
 | whose target leads the bucket | completed |
 | whose bucket was dropped, or is led by a third server | skipped: cancelled, with the reason |
 | whose source or target is not there, or whose target got a tag | skipped |
-| that the mover refuses | failed, with the reason; the others go on |
+| that the mover refuses for the moment (after a restart) | tried again for `RETURN_SECONDS` |
+| that it refuses for good | failed, with the reason; the others go on |
 
 A rebalance with a failed move has failed when all its moves have ended; another one plans anew what
 is left. One that is cancelled begins no move any more, and those under way are finished.
@@ -54,7 +55,9 @@ MOVES_AT_ONCE: Final = 5
 SAVE_SECONDS: Final = 2.0
 """How old the stored states of moves may be."""
 RETURN_SECONDS: Final = 30.0
-"""So long a coordinator that starts waits for the servers of the moves."""
+"""So long a coordinator that starts waits for the servers of the moves, and a move for its own."""
+TRY_AGAIN_SECONDS: Final = 0.2
+"""Pause before a move that was refused is tried again."""
 _FAILED: Final = RebalanceStatus.FAILED
 DROPPED: Final = "the bucket was dropped"
 SKIPS_AT_ONCE: Final = 500
@@ -64,7 +67,7 @@ SKIPS_AT_ONCE: Final = 500
 class BucketMover(Protocol):
     """Moves a bucket between two live servers."""
 
-    async def move(self, bucket: TableBucket, target_server_id: int) -> None:
+    async def move(self, bucket: TableBucket, target: int) -> None:
         """Have another server lead a bucket; raises `ZuflussError` if it does not."""
 
 
@@ -119,8 +122,9 @@ class Rebalances:
             mover = self._mover
             if mover is None:
                 raise RebalanceFailureError(
-                    "this version moves no buckets between servers, so nothing was rebalanced; new "
-                    "tables and partitions are spread over all tablet servers without a tag"
+                    "without the shared log (zufluss.log.durability = remote) a bucket stays with "
+                    "the disk that has its rows, so nothing was rebalanced; new tables and "
+                    "partitions are spread over all tablet servers without a tag"
                 )
             former = self.newest
             if former is not None and self._runner is not None and not self._runner.done():
@@ -259,11 +263,24 @@ class _Run:
                     await asyncio.sleep(0)
                 continue
             rebalance.note(number, RebalanceStatus.REBALANCING)
-            work = self._mover.move(state.move.bucket, state.move.target)
-            self._under_way[asyncio.create_task(work)] = number
+            self._under_way[asyncio.create_task(self._make(state.move))] = number
             if len(self._under_way) == MOVES_AT_ONCE:
                 return True
         return False
+
+    async def _make(self, move: Move) -> None:
+        """Make a move; one that is refused for the moment is tried again for a while."""
+        until = self._clock() + RETURN_SECONDS
+        while True:
+            try:
+                return await self._mover.move(move.bucket, move.target)
+            except ZuflussError as problem:
+                hopeless = outcome_without_move(self._image, move) is not None
+                if not problem.retriable or hopeless or self._rebalance.has_ended:
+                    raise
+                if self._clock() >= until:
+                    raise
+            await pause(TRY_AGAIN_SECONDS)
 
     def _note_ended(self) -> None:
         for task in [task for task in self._under_way if task.done()]:
