@@ -66,6 +66,15 @@ a bucket into its own session, after that, and after the coordinator noted it. A
 each round of trimming: before short tails are written again and after, after the coordinator noted
 the floor, and after the objects below it were deleted."""
 
+HANDOVER_STEPS = (
+    "handover-prepare", "handover-release", "handover-assign", "handover-assigned",
+    "handover-adopted", "handover-hold", "handover-released",
+)  # fmt: skip
+"""The same, when a bucket is handed over. At the coordinator: before the next leader prepares,
+before the present one is asked for a release, after it has released the bucket, after the
+transaction that names the next leader, and when that one serves. At the leader: before it holds
+writes, and when its release is durable."""
+
 OPEN_FILES_MAX = 256
 """Files kept open for reading old segments and indexes; the least recently used is closed."""
 
@@ -284,7 +293,7 @@ def files_from_environment(environ: Mapping[str, str] = os.environ) -> Files:
     if not point:
         return Files()
     operation, _, hit = point.partition("#")
-    names = (*OPERATIONS, *STEPS, *LOST_STEPS, *WAL_STEPS)
+    names = (*OPERATIONS, *STEPS, *LOST_STEPS, *WAL_STEPS, *HANDOVER_STEPS)
     if operation not in names or not hit.isdecimal() or int(hit) < 1:
         raise ConfigError(
             f"{KILL_AT_VARIABLE}={point!r} is not of the form <operation>#<n> with n from 1 and an "

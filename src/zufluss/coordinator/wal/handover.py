@@ -106,8 +106,15 @@ class Handovers:
             raise HandoverError(f"{self._name(bucket)} is being moved already; try again later")
         self._moving.add(bucket)
         try:
+            session = self._keeper.book.wal_of(target)
             await self._prepare(bucket, state, target)
-            await self._hand_over(bucket, self._checked(bucket, target), target)
+            state = self._checked(bucket, target)
+            if self._keeper.book.wal_of(target) != session:  # its files are gone, and writers wait
+                raise HandoverError(
+                    f"{self._name(bucket)} stays at tablet server {state.leader}: tablet server "
+                    f"{target} registered again while it prepared; try again"
+                )
+            await self._hand_over(bucket, state, target)
         finally:
             self._moving.discard(bucket)
         self.count += 1
