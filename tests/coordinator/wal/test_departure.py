@@ -43,3 +43,13 @@ async def test_the_last_server_that_leaves_keeps_its_buckets(world: World) -> No
     buckets = await world.create_table(buckets=2)
     answer = await (await leaves(world, one))
     assert len(answer.remaining_leader_buckets) == len(buckets)
+
+
+async def test_a_server_with_a_tag_gets_nothing_from_one_that_leaves(world: World) -> None:
+    one = await world.server(1)
+    (bucket,) = await world.create_table(buckets=1)
+    await world.server(2)
+    tag = m.AddServerTagRequest(server_ids=[2], server_tag=0)
+    await call(world.services, ApiKey.ADD_SERVER_TAG, tag, "INTERNAL")
+    answer = await (await leaves(world, one))
+    assert [each.bucket_id for each in answer.remaining_leader_buckets] == [bucket.bucket_id]

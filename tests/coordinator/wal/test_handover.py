@@ -169,6 +169,24 @@ async def test_a_released_bucket_that_nobody_leads_goes_back_when_it_is_reported
     assert world.state(bucket).leader_epoch == epoch + 1
 
 
+async def test_a_leader_that_was_not_told_by_the_coordinator_before_is_told(world: World) -> None:
+    """As after a change of the coordinator that ends no registration."""
+    one, two, bucket = await led_by_first(world)
+    epoch = world.state(bucket).leader_epoch
+    moving = asyncio.create_task(handovers(world).move(bucket, 2))
+    await ordered(two, bucket, epoch + 1)
+    moving.cancel()
+    await asyncio.wait([moving])
+    two.tablet.buckets.clear()
+    reported = [ReleasedBucket(bucket, epoch, 7)]
+    assert await world.wal.report_released(one.session, reported) == set()
+    assert two.tablet.buckets == {}, "this one has told it"
+    handovers(world)._ordered.clear()
+    assert await world.wal.report_released(one.session, reported) == set()
+    await ordered(two, bucket, epoch + 1)
+    assert two.tablet.buckets[bucket].source == WalSource(one.session, 0, 7)
+
+
 async def test_a_report_is_answered_when_the_session_is_not_needed_any_more(world: World) -> None:
     one, two, bucket = await led_by_first(world)
     epoch = world.state(bucket).leader_epoch

@@ -12,6 +12,7 @@ import pytest
 from tests.tablet.shared.cluster import SharedCluster, renamed, until, written
 from tests.tablet.shared.test_takeover import log_of, rows_of
 from tests.tablet.support import TABLE, Connection, Tablet, batch
+from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.image import BucketState, TablePut
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.cluster.wal import OPEN_END, WalSession, WalSource
@@ -137,6 +138,16 @@ async def test_a_release_that_is_asked_for_again_has_the_same_end(tmp_path: Path
     assert await one.server.release_bucket(BUCKET, 1) == end
     with pytest.raises(NotLeaderError, match="epoch 5"):
         await one.server.release_bucket(BUCKET._replace(bucket_id=1), 5)
+    await one.server.close()
+
+
+async def test_a_release_does_not_wait_for_more_entries(tmp_path: Path) -> None:
+    """Writers wait for it, whatever the interval between two objects is."""
+    cluster = TwoServers(tmp_path, zufluss__wal__interval="10min")
+    one = await cluster.start("one")
+    await written(one, 0)
+    async with asyncio.timeout(WAIT_SECONDS):
+        assert await one.server.release_bucket(BUCKET, 1) == 2
     await one.server.close()
 
 

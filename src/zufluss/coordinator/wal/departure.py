@@ -75,7 +75,8 @@ class Departures:
         return [bucket for _, bucket, _ in self._keeper.led(server_id)]
 
     def _others(self, server_id: int) -> list[ClusterNode]:
-        nodes = self._tablets.answering(self._keeper.image.tablets.values())
+        image = self._keeper.image
+        nodes = image.untagged(self._tablets.answering(image.tablets.values()))
         return [node for node in nodes if node.node_id != server_id]
 
     async def _move(self, bucket: TableBucket, target: int) -> None:

@@ -87,6 +87,8 @@ class Handovers:
         self._fence = fence
         self._reach = reach
         self._moving: set[TableBucket] = set()
+        self._ordered: dict[TableBucket, BucketState] = {}
+        """Released buckets whose leaders this coordinator has told."""
         self._claims: set[asyncio.Task[None]] = set()
         keeper.on_unclaimed = self._claim
 
@@ -198,7 +200,7 @@ class Handovers:
             self._reach("handover-assigned")
             telling = asyncio.ensure_future(self._catalog.tell(changes))
             await asyncio.sleep(0)  # the news are on their way before the order
-            self._takeovers.hand_over(self._keeper.order(self._path(bucket), bucket, assigned))
+            self._order(bucket, assigned)
             await telling
             return True
 
@@ -208,6 +210,11 @@ class Handovers:
                 f"its leader registered again meanwhile"
             )
         return assigned
+
+    def _order(self, bucket: TableBucket, state: BucketState) -> None:
+        """Tell the next leader of a released bucket, again and again until it has heard it."""
+        self._ordered[bucket] = state
+        self._takeovers.hand_over(self._keeper.order(self._path(bucket), bucket, state))
 
     async def _await_adoption(
         self, bucket: TableBucket, assigned: BucketState, target: int
@@ -220,6 +227,7 @@ class Handovers:
                 order = self._keeper.order(self._path(bucket), bucket, assigned)
                 await self._takeovers.give_up(order)
                 break
+        self._ordered.pop(bucket, None)
         state = self._image.bucket_state(bucket)
         if state is None:
             raise UnknownTableOrBucketError(f"{self._name(bucket)} was dropped while it was moved")
@@ -231,8 +239,17 @@ class Handovers:
         self._reach("handover-adopted")
 
     def _claim(self, session: WalSession, released: ReleasedBucket) -> None:
-        """Give a bucket back to the server that released it: who asked for that is gone."""
-        if released.bucket in self._moving:
+        """Go on with a bucket of which only the server knows that released it.
+
+        The coordinator that asked for that is gone. If it named no leader, the server gets the
+        bucket back; if it did, that one is told.
+        """
+        bucket, state = released.bucket, self._image.bucket_state(released.bucket)
+        if bucket in self._moving or state is None:
+            return
+        if state.released is not None:
+            if self._ordered.get(bucket) != state:
+                self._order(bucket, state)
             return
 
         async def claim() -> None:

@@ -86,7 +86,7 @@ class WalKeeper:
         self._awaited: dict[TableBucket, asyncio.Future[None]] = {}
         """Buckets whose next continuation somebody waits for."""
         self.on_unclaimed: Callable[[WalSession, ReleasedBucket], None] = lambda session, each: None
-        """Told of buckets that a session has released, and that nobody leads yet."""
+        """Told of buckets that a session has released, and that nobody has continued yet."""
 
     @property
     def lease_seconds(self) -> float:
@@ -319,8 +319,8 @@ class WalKeeper:
     ) -> set[TableBucket]:
         """Buckets that a live session has released; returns those that do not need it any more.
 
-        One that nobody leads yet, because the coordinator that asked for it was replaced, gets a
-        leader (`on_unclaimed`).
+        One that nobody leads yet, or whose leader does not know it, because the coordinator that
+        asked for it was replaced, is gone on with (`on_unclaimed`).
         """
         self.book.check_live(session)
         adopted: set[TableBucket] = set()
@@ -330,7 +330,7 @@ class WalKeeper:
                 adopted.add(each.bucket)
             elif state.released is None and state.leader_epoch > each.leader_epoch:
                 adopted.add(each.bucket)  # it came back, and this session has continued it
-            elif state.released is None:
+            else:
                 self.on_unclaimed(session, each)
         return adopted
 
