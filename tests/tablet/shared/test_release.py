@@ -47,13 +47,18 @@ class TwoServers(SharedCluster):
             self.released = max(self.released, end)
 
 
-async def produced(tablet: Tablet) -> tuple[Connection, int]:
-    """Send a batch to bucket 0 as clients do."""
+async def produced(
+    tablet: Tablet, sequences: Mapping[int, int] | None = None
+) -> tuple[Connection, int]:
+    """Send a batch to bucket 0 as clients do, or numbered batches of a writer to some buckets."""
     services = Services()
     tablet.server.register(services)
     _, handle = services.raw[ApiKey.PRODUCE_LOG]
     request = m.ProduceLogRequest(acks=-1, table_id=TABLE, timeout_ms=30_000)
-    request.buckets_req.add(bucket_id=0, records=batch())
+    if sequences is None:
+        request.buckets_req.add(bucket_id=0, records=batch())
+    for bucket, sequence in (sequences or {}).items():
+        request.buckets_req.add(bucket_id=bucket, records=batch(writer_id=7, sequence=sequence))
     connection = Connection()
     return connection, connection.send(handle, request)
 
@@ -94,6 +99,24 @@ async def test_a_write_during_the_release_waits_and_then_asks_for_the_next_leade
     two = await cluster_after(cluster, one)
     assert log_of(two).high_watermark == 3
     await two.server.close()
+    await one.server.close()
+
+
+async def test_writes_that_wait_for_another_bucket_stay_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer numbers its batches per bucket, and sends some of several buckets together."""
+    monkeypatch.setattr(held, "HELD_SECONDS", 0.2)
+    cluster = TwoServers(tmp_path)
+    one = await cluster.start("one")
+    await written(one, 0)
+    releasing = asyncio.create_task(one.server.release_bucket(BUCKET, 1))
+    await until(lambda: one.server.held.buckets)
+    both, for_both = await produced(one, {0: 0, 1: 0})
+    second, for_second = await produced(one, {1: 1})
+    await releasing
+    assert dict(await both.produced(for_both)) == {0: 44, 1: 0}
+    assert await second.produced(for_second) == [(1, 0)]
     await one.server.close()
 
 

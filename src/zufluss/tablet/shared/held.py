@@ -10,7 +10,8 @@ pauses.
 | the former leader | writes | the metadata names the next leader, or the bucket is not released after all |
 | the next leader | writes and lookups | the bucket is open here |
 
-Requests of a bucket are handled in the order of their arrival. A request with so many entries that
+Writes of a bucket are handled in the order of their arrival, also those that wait for another
+bucket only: a writer that numbers its batches would be refused otherwise. A request with so many entries that
 it is handled in turns is not held.
 
 Belongs to the event loop.
@@ -19,9 +20,9 @@ Belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -48,14 +49,21 @@ WRITES: Final = frozenset({ApiKey.PRODUCE_LOG, ApiKey.PUT_KV})
 EVERYTHING: Final = WRITES | {ApiKey.LOOKUP}
 
 
-class _Held:
-    """What waits for one bucket."""
+class _Hold(NamedTuple):
+    """A bucket whose requests are held."""
 
-    def __init__(self, keys: frozenset[ApiKey], timer: asyncio.TimerHandle) -> None:
-        self.keys = keys
-        self.timer = timer
-        self.requests: list[tuple[int, Callable[[], None]]] = []
-        """Bytes of each request, and what handles it."""
+    keys: frozenset[ApiKey]
+    """The kinds of requests that wait."""
+    timer: asyncio.TimerHandle
+
+
+class _Waiting(NamedTuple):
+    """A request that waits."""
+
+    key: ApiKey
+    buckets: Sequence[TableBucket]
+    size: int
+    handle: Callable[[], None]
 
 
 class HeldRequests:
@@ -63,7 +71,11 @@ class HeldRequests:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._held: dict[TableBucket, _Held] = {}
+        self._held: dict[TableBucket, _Hold] = {}
+        self._waiting: list[_Waiting] = []
+        """What waits, in the order of its arrival."""
+        self._behind: set[TableBucket] = set()
+        """The buckets of the writes that wait."""
         self._bytes = 0
 
     @property
@@ -75,25 +87,40 @@ class HeldRequests:
         """Hold requests of these kinds for a bucket from now on, for at most `HELD_SECONDS`."""
         known = self._held.get(bucket)
         if known is not None:
-            known.keys |= keys
+            self._held[bucket] = known._replace(keys=known.keys | keys)
             return
         timer = self._loop.call_later(HELD_SECONDS, self.go_on, bucket)
-        self._held[bucket] = _Held(keys, timer)
+        self._held[bucket] = _Hold(keys, timer)
 
     def go_on(self, bucket: TableBucket) -> None:
-        """Handle what was held for a bucket, and hold nothing more."""
+        """Hold nothing more for a bucket, and handle what waits for no other one."""
         held = self._held.pop(bucket, None)
         if held is None:
             return
         held.timer.cancel()
-        for size, handle in held.requests:
-            self._bytes -= size
-            handle()
+        waiting, self._waiting, self._behind = self._waiting, [], set()
+        for request in waiting:
+            if self._waits(request.key, request.buckets):
+                self._keep(request)
+            else:
+                self._bytes -= request.size
+                request.handle()
 
     def stop(self) -> None:
         """Hold nothing any more: the server stops."""
         for bucket in self.buckets:
             self.go_on(bucket)
+
+    def _waits(self, key: ApiKey, buckets: Sequence[TableBucket]) -> bool:
+        """Whether a request waits: for one of its buckets, or behind a write to one of them."""
+        if key in WRITES and not self._behind.isdisjoint(buckets):
+            return True
+        return any((hold := self._held.get(each)) and key in hold.keys for each in buckets)
+
+    def _keep(self, request: _Waiting) -> None:
+        self._waiting.append(request)
+        if request.key in WRITES:
+            self._behind.update(request.buckets)
 
     def before(self, key: ApiKey, handler: RawHandler) -> RawHandler:
         """The handler of an API that is asked only when the request is not to be held."""
@@ -107,8 +134,8 @@ class HeldRequests:
             start: int,
             end: int,
         ) -> None:
-            held = self._held and self._waits_for(key, view, start, end)
-            if not held:
+            buckets = _buckets_of(key, view, start, end) if self._held else ()
+            if not self._waits(key, buckets):
                 handler(connection, request_id, version, array, view, start, end)
                 return
             size = end - start
@@ -119,21 +146,13 @@ class HeldRequests:
                 )
             received = array[start:end].copy()
             again = partial(_handle, handler, connection, request_id, version, received)
-            held.requests.append((size, again))
+            self._keep(_Waiting(key, buckets, size, again))
             self._bytes += size
 
         return handle
 
-    def _waits_for(self, key: ApiKey, view: memoryview, start: int, end: int) -> _Held | None:
-        """The bucket of a request for which it waits; None if it need not wait."""
-        for bucket in _buckets_of(key, view, start, end):
-            held = self._held.get(bucket)
-            if held is not None and key in held.keys:
-                return held
-        return None
 
-
-def _buckets_of(key: ApiKey, view: memoryview, start: int, end: int) -> Iterable[TableBucket]:
+def _buckets_of(key: ApiKey, view: memoryview, start: int, end: int) -> Sequence[TableBucket]:
     if key == ApiKey.LOOKUP:
         if end - start > LOOKUP_BYTES_MAX:
             return ()
