@@ -517,6 +517,8 @@ async def _serve_tablet_until(
         session=tablet.session_terms(),
     )
     tablet.rejoin = link.rejoin
+    leaders = ServerConnections()
+    tablet.follow_through(partial(leaders.to_tablet, conf.get(options.INTERNAL_LISTENER_NAME)))
     link.register(services)
     shown.pulse.watch(coordinator_state(link))
     shown.pulse.watch(buckets_state(tablet))
@@ -549,6 +551,7 @@ async def _serve_tablet_until(
         await tablet.close()
         await storage.stop()
         connections.close()
+        leaders.close()
 
 
 class AfterJoining(Services):

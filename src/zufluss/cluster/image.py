@@ -229,6 +229,8 @@ class ClusterImage:
     """Databases, tables, partitions and servers, found by name and by id."""
 
     def __init__(self) -> None:
+        self.version = 0
+        """Grows with each change."""
         self._clear()
 
     def _clear(self) -> None:
@@ -375,6 +377,7 @@ class ClusterImage:
 
     def apply(self, changes: Iterable[ImageChange]) -> None:
         """Apply changes, one after the other."""
+        self.version += 1
         for change in changes:
             self._apply(change)
 

@@ -13,6 +13,7 @@ the coordinator as a tablet server sees it: in one process the coordinator's own
 | commit_takeovers | COMMIT_TAKEOVERS (30007) | the session of a leader has the end of buckets, see `wal.py` |
 | commit_wal_floor | COMMIT_WAL_FLOOR (30008) | the first objects of a session are not needed any more |
 | report_released | REPORT_RELEASED (30062) | a session has released buckets and not heard of them since |
+| report_standbys | REPORT_STANDBYS (30009) | standbys have caught up, or no longer keep up |
 """  # noqa: E501 - a table row does not wrap
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from zufluss.cluster.wal import ReleasedBucket, Takeover, WalSession
+from zufluss.cluster.wal import ReleasedBucket, StandbyReport, Takeover, WalSession
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.remote.files import Usage
 from zufluss.remote.layout import METADATA_NAME
@@ -119,6 +120,12 @@ class WalCommits(Protocol):
 
         One that has no other leader yet gets one. Raises `NotLeaderError` unless the session is
         live.
+        """
+
+    async def report_standbys(self, session: WalSession, reports: Sequence[StandbyReport]) -> None:
+        """Note which standbys of a server with a live session have caught up, and which have not.
+
+        Reports about another leader epoch than the present one count for nothing.
         """
 
 

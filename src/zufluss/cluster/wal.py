@@ -78,6 +78,31 @@ def session_to_proto(session: WalSession) -> m.PbWalSession:
     )
 
 
+class StandbyReport(NamedTuple):
+    """What a tablet server tells of a bucket that it follows."""
+
+    bucket: TableBucket
+    """The bucket."""
+    leader_epoch: int
+    """The epoch of the leader that it follows."""
+    caught_up: bool
+    """Whether it had everything lately that its leader showed."""
+
+
+def report_to_proto(report: StandbyReport) -> m.PbStandbyReport:
+    """Encode a report."""
+    return m.PbStandbyReport(
+        bucket=bucket_to_proto(report.bucket),
+        leader_epoch=report.leader_epoch,
+        caught_up=report.caught_up,
+    )
+
+
+def report_from_proto(message: m.PbStandbyReport) -> StandbyReport:
+    """Decode a report."""
+    return StandbyReport(bucket_from_proto(message.bucket), message.leader_epoch, message.caught_up)
+
+
 def session_from_proto(message: m.PbWalSession) -> WalSession:
     """Decode a session."""
     return WalSession(message.server_id, message.server_epoch, message.location_id)

@@ -99,6 +99,16 @@ def pieces_of(
             yield piece
 
 
+def pieces_in_turn(
+    table: KvTable, records: memoryview, offset: int, until: int
+) -> Iterator[ChangelogPiece]:
+    """Yield the changes from `offset` to `until` of batches in memory, read by the caller's thread.
+
+    Raises `CorruptRecordError` if changes are missing in between.
+    """
+    return _pieces(table, iter((records,)), offset, until)
+
+
 def _log_batches(changelog: Log, offset: int) -> Iterator[memoryview]:
     while offset < changelog.log_end_offset:
         read = changelog.read(offset, READ_BYTES, at_least_one=True, nowait=False)

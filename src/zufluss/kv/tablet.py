@@ -23,7 +23,7 @@ A refused batch changes nothing: every check comes before the first change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -118,7 +118,7 @@ class KvTablet:
         """Numbers for the auto-increment column, added by the event loop."""
         self._rows = store.row_count
         self._value_bytes_max = value_bytes_max
-        self._next_offset = 0
+        self._next_offset = store.flushed_offset
         self._last_timestamp = 0
         self._writers = WriterState(0)
         self._settled = SettledState(store.row_count)
@@ -315,16 +315,26 @@ class KvTablet:
         """Replay the changelog up to the end of the log; nobody writes to it meanwhile.
 
         `earlier` is the part of the changelog before the log. Raises `CorruptRecordError` if the
-        changelog begins after the flushed offset: changes would be missing.
+        changelog begins after the end of the state: changes would be missing.
         """
-        offset, start = self.store.flushed_offset, changelog_start(changelog, earlier)
+        self.replay(self.missing(changelog, earlier))
+        self.lead(changelog)
+
+    def missing(
+        self, changelog: Log, earlier: EarlierChangelog | None = None
+    ) -> Iterator[ChangelogPiece]:
+        """The changes from the end of the state to the end of the log; raises as `recover`."""
+        offset, start = self._next_offset, changelog_start(changelog, earlier)
         if offset < start or offset > changelog.log_end_offset:
             raise CorruptRecordError(
                 f"the state of {self.table.info.path} ends at offset {offset}, its changelog has "
                 f"{start} to {changelog.log_end_offset}; the changes between "
                 "are lost. Restore the files from a backup, or drop the table"
             )
-        self.replay(pieces(self.table, changelog, offset, earlier))
+        return pieces(self.table, changelog, offset, earlier)
+
+    def lead(self, changelog: Log) -> None:
+        """Take puts from here on: the state is that of the end of the log."""
         self._next_offset = changelog.log_end_offset
         self._last_timestamp = changelog.last_timestamp
         self._writers = changelog.writers.copy()
@@ -335,11 +345,28 @@ class KvTablet:
     def replay(self, changes: Iterable[ChangelogPiece]) -> None:
         """Apply changes that follow the present state."""
         for piece in changes:
-            self._next_offset = piece.end_offset
-            self._replay(piece)
-            self.store.horizon = piece.end_offset
+            self.apply(piece)
 
-    def _replay(self, piece: ChangelogPiece) -> None:
+    @property
+    def applied_offset(self) -> int:
+        """Every change below this offset is in the state."""
+        return self._next_offset
+
+    def apply(self, piece: ChangelogPiece, *, waits: bool = True) -> None:
+        """Apply a piece of a changelog that follows the present state.
+
+        With `waits` for as long as it takes until there is memory. Without,
+        `StorageBackpressureError` says that there is none at present; nothing has changed then.
+        """
+        before, self._next_offset = self._next_offset, piece.end_offset
+        try:
+            self._replay(piece, waits=waits)
+        except (StorageBackpressureError, RecordTooLargeError):
+            self._next_offset = before
+            raise
+        self.store.horizon = piece.end_offset
+
+    def _replay(self, piece: ChangelogPiece, *, waits: bool) -> None:
         table = self.table
         keys = Slices.contiguous(*table.key.encode(piece.rows))
         hashes = hash_keys(keys)
@@ -350,7 +377,7 @@ class KvTablet:
         rows = table.codec_of(piece.schema_id).encode(piece.rows).take(last)
         rows.starts[piece.kinds[last] == DELETE] = ABSENT
         values = prefixed(rows, piece.schema_id, SCHEMA_ID_BYTES)
-        self.store.put(keys, hashes, values, piece.base_offset, replay=True)
+        self.store.put(keys, hashes, values, piece.base_offset, replay=waits)
         inserted = np.count_nonzero(piece.kinds == INSERT)
         self._count(int(inserted) - int(np.count_nonzero(piece.kinds == DELETE)))
         self.unflushed_bytes += piece.size

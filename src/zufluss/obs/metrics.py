@@ -264,6 +264,23 @@ LOOKUPS_NOT_FORWARDED = tablet_metric(
     "zufluss_lookups_not_forwarded_total",
     "The same that were refused, because the leader did not answer or too many waited for it.",
 )
+STANDBY_BUCKETS = tablet_metric(
+    "zufluss_standby_buckets", "Buckets of other leaders that this server follows."
+)
+STANDBY_BUCKETS_IN_SYNC = tablet_metric(
+    "zufluss_standby_buckets_in_sync",
+    "Followed buckets that had everything of their leader less than 10 s ago.",
+)
+STANDBY_LAG_SECONDS = tablet_metric(
+    "zufluss_standby_lag_seconds",
+    "How long ago the followed bucket of this leader that lags most had everything. Not served "
+    "while one of them has never had it.",
+    ("leader",),
+)
+STANDBYS_PROMOTED = tablet_metric(
+    "zufluss_standbys_promoted_total",
+    "Buckets that this server led at once, with what it had followed.",
+)
 KV_MEMORY_BYTES = tablet_metric(
     "zufluss_kv_memory_bytes",
     "Key-value memory in use, out of `zufluss.kv.memory`. Most of it may be given up at any time.",

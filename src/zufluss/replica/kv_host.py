@@ -150,6 +150,15 @@ class KvHost:
         `earlier` is what remote storage has of the changelog before the log.
         `CorruptRecordError` if the state and the log do not belong together.
         """
+        return await self._open(replica, table, lambda tablet: tablet.recover(replica.log, earlier))
+
+    async def open_as_flushed(self, replica: KvBucket, table: KvTable) -> KvTablet:
+        """The state of a bucket as of its last flush, for one that follows its log in steps."""
+        return await self._open(replica, table, lambda tablet: None)
+
+    async def _open(
+        self, replica: KvBucket, table: KvTable, bring_up: Callable[[KvTablet], None]
+    ) -> KvTablet:
         if self._memory is None:
             self._memory = KvMemory(kv_memory(self._conf), self._when_passed)
         memory = self._memory
@@ -168,7 +177,7 @@ class KvHost:
                     store = KvStore.open(directory, memory, self._files)
                 tablet = KvTablet(table, store, value_bytes_max)
                 tablet.on_flushed = partial(self._when_passed, partial(self._flush_ended, tablet))
-                tablet.recover(replica.log, earlier)
+                bring_up(tablet)
             except BaseException:
                 store.abandon()
                 raise

@@ -140,7 +140,7 @@ class ReplicaHost:
 
 
 class Replica:
-    """A bucket replica that leads (the only kind while there is one tablet server)."""
+    """A bucket replica that leads, or will: a standby holds one that nobody can ask yet."""
 
     __slots__ = (
         "_closing",
@@ -222,6 +222,28 @@ class Replica:
             replica.kv = await host.kv.open(replica, settings.kv, earlier)
             replica.kv.fence = host.fences.fence(self.bucket.table_id)
             replica.hold_for_producers()  # they may have changed while the state came up
+        await self._begin_to_serve(settings, copy)
+
+    async def promote(self, leader_epoch: int, settings: ReplicaSettings, copy: RemoteCopy) -> None:
+        """Lead a bucket that was followed here (`tablet/standby`), once its log has the end.
+
+        The state is brought to the end of the log; what it had followed is not read again.
+        """
+        self.lead(leader_epoch)
+        self._hold_for_lake()
+        self.hold_for_producers()
+        if self.kv is not None:
+            assert settings.kv is not None
+            self.log.holds.set(Holder.SNAPSHOT, copy.snapshot_offset)
+            self.kv.table = settings.kv
+            await self._host.kv.call(partial(self.kv.recover, self.log))
+            self.kv.fence = self._host.fences.fence(self.bucket.table_id)
+            self.hold_for_producers()
+        await self._begin_to_serve(settings, copy)
+
+    async def _begin_to_serve(self, settings: ReplicaSettings, copy: RemoteCopy) -> None:
+        """Have this server continue the log, and tell who follows the opening of buckets."""
+        host, replica, log = self._host, self, self.log
         await copy.adopt(replica)
         if log.failure is not None:  # nobody was told: the bucket is not served yet
             raise LogStorageError(f"{log} failed while its bucket was opened: {log.failure}")

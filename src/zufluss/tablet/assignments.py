@@ -19,7 +19,13 @@ import structlog
 
 from zufluss.cluster.remote import BucketRemote
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
-from zufluss.errors import CorruptRecordError, LeaderNotAvailableError, ZuflussError, reason_of
+from zufluss.errors import (
+    CorruptRecordError,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    ZuflussError,
+    reason_of,
+)
 from zufluss.log.manager import caseless, log_directories, log_directory
 from zufluss.log.segment import DELETED_SUFFIX
 from zufluss.model.table import TableBucket
@@ -33,6 +39,7 @@ from zufluss.tablet.shared.copy import SharedCopy
 from zufluss.tablet.shared.held import EVERYTHING, HeldRequests
 from zufluss.tablet.shared.host import SharedHost
 from zufluss.tablet.shared.prepare import Preparations, RehearsedCopy
+from zufluss.tablet.standby.standbys import Standbys
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +94,8 @@ class Assignments:
         self._closing: dict[Replica, bool] = {}
         """Buckets that are being closed, and whether their files go: not all steps are done yet."""
         self.retries = Reopener(self._reopen)
+        self.standbys: Standbys | None = None
+        """What this server follows of others' buckets; None without a shared log."""
 
     async def stop(self) -> None:
         """Open nothing any more, because the server stops: end the tries under way."""
@@ -267,6 +276,8 @@ class Assignments:
         await self._buckets.prepare(bucket.table_id)
         settings = self._buckets.table(bucket.table_id).settings
         copy = self._copy(assignment, remotes[bucket])
+        if self.standbys is not None and isinstance(copy, SharedCopy):
+            replica = await self.standbys.promote(assignment, settings, copy)
         while replica is None:
             try:
                 replica = await open_replica(self._host, assignment, settings, copy)
@@ -313,6 +324,22 @@ class Assignments:
         refused = self._buckets.forget_refused(bucket)
         if refused is not None and stop.delete:
             self._host.remove(refused.path, bucket)
+
+    def give_up_one(self, assignment: ReplicaAssignment) -> bool:
+        """Lead a bucket no longer, because another server does; whether it is given up.
+
+        It is not if it is led here in that epoch or a later one: the order is an old one.
+        """
+        bucket = assignment.table_bucket
+        replica = self._buckets.find(*bucket)
+        if replica is not None:
+            if replica.leader_epoch >= assignment.leader_epoch:
+                return False
+            reason = NotLeaderError(f"{bucket.named(replica.path)} has another leader now")
+            self._close(replica, delete=False, reason=reason)
+        self._forget(bucket)
+        self._buckets.forget_refused(bucket)
+        return True
 
     def close_others(self, assignments: Sequence[ReplicaAssignment]) -> None:
         """Close every bucket that is not assigned, and delete its files."""

@@ -15,7 +15,7 @@ Belongs to the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
@@ -137,6 +137,8 @@ class Buckets:
         """Tables that have a bucket here, open or refused."""
         self.by_log: dict[Log, Replica] = {}
         """The open replicas."""
+        self.is_followed: Callable[[TableBucket], bool] = lambda bucket: False
+        """Whether this server is a standby of a bucket, which has its files open."""
         self.lease: LookupLease | None = None
         """Until when the present state may be read here; None where no other server can lead."""
 
@@ -207,6 +209,8 @@ class Buckets:
 
     def is_away(self, bucket: TableBucket) -> bool:
         """Whether another server, or nobody, leads a bucket, and nothing of it is open here."""
+        if self.is_followed(bucket):
+            return False
         return self.is_elsewhere(bucket) or self._leader(bucket) is None
 
     def forget_unused(self, table_id: int) -> None:

@@ -19,9 +19,11 @@ from zufluss.cluster.remote import (
 from zufluss.cluster.replicas import RpcCaller
 from zufluss.cluster.wal import (
     ReleasedBucket,
+    StandbyReport,
     Takeover,
     WalSession,
     released_to_proto,
+    report_to_proto,
     session_to_proto,
     takeover_to_proto,
 )
@@ -124,6 +126,16 @@ class CoordinatorClient:
             answer = await self.call(ApiKey.COMMIT_TAKEOVERS, request)
             committed.update(map(bucket_from_proto, answer.committed))
         return committed
+
+    async def report_standbys(self, session: WalSession, reports: Sequence[StandbyReport]) -> None:
+        """Note which standbys of this server have caught up, and which have not."""
+        for at in range(0, len(reports), BUCKETS_PER_REQUEST_MAX):
+            request = m.ReportStandbysRequest(
+                coordinator_epoch=self.epoch,
+                session=session_to_proto(session),
+                reports=map(report_to_proto, reports[at : at + BUCKETS_PER_REQUEST_MAX]),
+            )
+            await self.call(ApiKey.REPORT_STANDBYS, request)
 
     async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
         """Note that objects of a session below a number are not needed any more."""

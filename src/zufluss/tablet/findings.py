@@ -10,6 +10,7 @@ from zufluss.remote.locations import Health
 from zufluss.tablet.server import TabletServer
 from zufluss.tablet.shared.host import SharedHost
 from zufluss.tablet.shared.trim import retained_bytes
+from zufluss.tablet.standby.standbys import Standbys
 
 WAL_SECONDS_MAX = 5.0
 """An object of the shared log that takes longer than this is worth a look."""
@@ -35,6 +36,8 @@ def tablet_findings(tablet: TabletServer) -> Examine:
         if tablet.shared is not None:
             yield _shared_log_finding(tablet.shared)
             yield from _retained_findings(tablet)
+        if tablet.standbys is not None and len(tablet.standbys):
+            yield _standby_finding(tablet.standbys)
         for report in tablet.storage.reports():
             if report.health is Health.DOWN:
                 subject = f"location {report.location_id}"
@@ -42,6 +45,15 @@ def tablet_findings(tablet: TabletServer) -> Examine:
                 yield Finding(Severity.PROBLEM, subject, text)
 
     return examine
+
+
+def _standby_finding(standbys: Standbys) -> Finding:
+    """How many followed buckets keep up; a take-over of the others would take longer."""
+    count, in_sync = len(standbys), standbys.in_sync
+    text = f"{in_sync} of {count} followed buckets have caught up with their leaders"
+    if in_sync == count:
+        return Finding(Severity.FINE, "standbys", text)
+    return Finding(Severity.WARNING, "standbys", f"{text}; until then a take-over takes longer")
 
 
 def _retained_findings(tablet: TabletServer) -> Iterable[Finding]:

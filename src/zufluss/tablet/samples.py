@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ from zufluss.tablet.buckets import TableState
 from zufluss.tablet.rates import records
 from zufluss.tablet.server import TabletServer
 from zufluss.tablet.shared.host import SharedHost
+from zufluss.tablet.standby.standbys import Standbys
 
 
 def tablet_samples(tablet: TabletServer) -> ReadSamples:
@@ -32,6 +34,8 @@ def tablet_samples(tablet: TabletServer) -> ReadSamples:
         yield from _remote_log_samples(tablet)
         if tablet.shared is not None:
             yield from _shared_log_samples(tablet.shared)
+        if tablet.standbys is not None:
+            yield from _standby_samples(tablet.standbys)
         yield Sample(metrics.LOOKUPS_FORWARDED, tablet.forwarding.answered)
         yield Sample(metrics.LOOKUPS_NOT_FORWARDED, tablet.forwarding.unanswered)
         yield from _memory_samples(tablet)
@@ -109,6 +113,15 @@ def _shared_log_samples(shared: SharedHost) -> Iterable[Sample]:
     yield Sample(metrics.WAL_WAITING_SECONDS, waiting.seconds)
     yield Sample(metrics.WAL_RETAINED_BYTES, sum(each.length for each in written))
     yield Sample(metrics.WAL_SESSIONS_FENCED, shared.fenced)
+
+
+def _standby_samples(standbys: Standbys) -> Iterable[Sample]:
+    yield Sample(metrics.STANDBY_BUCKETS, len(standbys))
+    yield Sample(metrics.STANDBY_BUCKETS_IN_SYNC, standbys.in_sync)
+    for leader, seconds in standbys.lags().items():
+        if math.isfinite(seconds):
+            yield Sample(metrics.STANDBY_LAG_SECONDS, seconds, (str(leader),))
+    yield Sample(metrics.STANDBYS_PROMOTED, standbys.promoted)
 
 
 def _untiered(table: TableState) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 import structlog
 
 from zufluss.cluster.configs import DynamicConfigs
-from zufluss.cluster.image import ClusterImage, ImageChange, TablePut
+from zufluss.cluster.image import ClusterImage, ClusterNode, ImageChange, TablePut
 from zufluss.cluster.producers import TableProducers
 from zufluss.cluster.remote import RemoteGateway
 from zufluss.cluster.replicas import (
@@ -35,7 +35,7 @@ from zufluss.cluster.token_service import MayRead, everybody
 from zufluss.cluster.wal import WalSession
 from zufluss.config import options
 from zufluss.config.load import Configuration, LiveConfiguration
-from zufluss.errors import ConfigError, NotLeaderError, ZuflussError, reason_of
+from zufluss.errors import ConfigError, NetworkError, NotLeaderError, ZuflussError, reason_of
 from zufluss.log.files import Files
 from zufluss.log.holds import Holder
 from zufluss.model.table import TableBucket
@@ -75,6 +75,8 @@ from zufluss.tablet.shared.held import HeldRequests
 from zufluss.tablet.shared.host import SharedHost
 from zufluss.tablet.shared.release import Releases
 from zufluss.tablet.shared.trim import Trimmer
+from zufluss.tablet.standby.feed import Connection
+from zufluss.tablet.standby.standbys import Standbys
 from zufluss.tablet.tasks import BackgroundTasks
 from zufluss.tablet.undo import UndoHandler
 from zufluss.threads import Threads
@@ -183,6 +185,8 @@ class TabletServer:
             self.trimmer = Trimmer(self.shared, buckets, self.logs, self.remote_logs, retained)
         self.held = HeldRequests()
         """Requests for buckets that are changing their leader."""
+        self.standbys: Standbys | None = None
+        """The buckets of other leaders that this server follows; None without a shared log."""
         self.assignments = self._assignments(remote, restorer)
         self.releases: Releases | None = None
         """Releases buckets for other servers; None without a shared log."""
@@ -213,7 +217,7 @@ class TabletServer:
             closed=tuple(follower.closed for follower in followers),
             failed=lambda replica: self.assignments.recover(replica),
         )
-        return Assignments(
+        assignments = Assignments(
             self.data_dir,
             host,
             remote,
@@ -223,6 +227,25 @@ class TabletServer:
             self.shared,
             self.held,
         )
+        if self.shared is not None:
+            flush_bytes = self.conf.get(options.ZUFLUSS_KV_FLUSH_LOG_SIZE)
+            self.standbys = assignments.standbys = Standbys(
+                self.server_id, host, remote, restorer, self.shared, flush_bytes
+            )
+            self.buckets.is_followed = self.standbys.follows
+        return assignments
+
+    def follow_through(self, connect: Callable[[ClusterNode], Awaitable[Connection]]) -> None:
+        """Reach the leaders of followed buckets in this way."""
+
+        async def connect_to(server_id: int) -> Connection:
+            node = self.image.tablets.get(server_id)
+            if node is None:
+                raise NetworkError(f"tablet server {server_id} is not there")
+            return await connect(node)
+
+        if self.standbys is not None:
+            self.standbys.connect = connect_to
 
     @property
     def image(self) -> ClusterImage:
@@ -268,13 +291,16 @@ class TabletServer:
                 await self._begin(session)
             self.buckets.image = image
             await self._fence(self.producers.replace(producers))
+            led, followed = self._led_and_followed(replicas)
+            if self.standbys is not None:
+                await self.standbys.follow_only(followed, {each.table_bucket for each in led})
             self.assignments.close_others(replicas)
             for replica in self.buckets.replicas():
                 replica.lake_reached(None)  # the coordinator tells it again
             for entry in [*image.tables()]:  # it may change meanwhile
                 await self.buckets.alter(entry)
             self.snapshots.ask_again()
-            await self.assignments.open_all(replicas)
+            await self.assignments.open_all(led)
         if not self.started:
             self.started = True
             self._begin_periodic_work()
@@ -343,14 +369,26 @@ class TabletServer:
         Buckets whose ends are in the shared log are opened in the background: other orders do not
         wait for that.
         """
+        led, followed = self._led_and_followed(replicas)
         async with self.assignments.order(each.table_bucket for each in replicas):
-            self.assignments.take_over([each for each in replicas if each.source is not None])
-            await self.assignments.open([each for each in replicas if each.source is None])
+            if self.standbys is not None:
+                self.standbys.follow(list(filter(self.assignments.give_up_one, followed)))
+            self.assignments.take_over([each for each in led if each.source is not None])
+            await self.assignments.open([each for each in led if each.source is None])
+
+    def _led_and_followed(
+        self, replicas: Sequence[ReplicaAssignment]
+    ) -> tuple[list[ReplicaAssignment], list[ReplicaAssignment]]:
+        """The buckets that this server leads, and those of which it is a standby."""
+        led = [each for each in replicas if each.state.leader == self.server_id]
+        return led, [each for each in replicas if each.state.leader != self.server_id]
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Give these buckets up, and free their disk where it says delete."""
         async with self.assignments.order(stop.table_bucket for stop in replicas):
             for stop in replicas:
+                if self.standbys is not None:
+                    await self.standbys.stop(stop.table_bucket, delete=stop.delete)
                 self.assignments.close(stop)
                 await asyncio.sleep(0)  # closing takes a millisecond, and a table has thousands
 
@@ -364,6 +402,8 @@ class TabletServer:
         """Make ready to lead a bucket that another server leads (`Preparations`)."""
         if self.releases is None:
             raise _not_shared()
+        if self.buckets.is_followed(assignment.table_bucket):
+            return  # a standby is ready
         await self.assignments.preparations.prepare(assignment)
 
     async def notify_lake_offsets(self, offsets: Sequence[LakeOffsets]) -> None:
@@ -465,6 +505,8 @@ class TabletServer:
         """Sync and close every log; the next start needs no recovery."""
         self._tasks.cancel()
         self.held.stop()
+        if self.standbys is not None:
+            await self.standbys.close()
         await self.assignments.stop()
         await self._snapshot_service.stop()
         await self.snapshots.stop()

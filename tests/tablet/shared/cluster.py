@@ -13,7 +13,7 @@ from tests.tablet.support import SCHEMA, TABLE, Tablet
 from tests.waiting import WAIT_SECONDS
 from zufluss.cluster.image import BucketState
 from zufluss.cluster.replicas import ReplicaAssignment
-from zufluss.cluster.wal import Takeover, WalSession, WalSource
+from zufluss.cluster.wal import StandbyReport, Takeover, WalSession, WalSource
 from zufluss.errors import NotLeaderError
 from zufluss.log.shared.api import Session
 from zufluss.log.shared.objects import ObjectLog
@@ -35,6 +35,8 @@ class SharedGateway(Gateway):
         self.wal: dict[TableBucket, WalSession] = {}
         """The session that has the end of each bucket."""
         self.live: WalSession | None = None
+        self.reports: list[StandbyReport] = []
+        """What servers said of their standbys."""
         self.floors: dict[int, int] = {}
         """The recorded floor of each session, by server epoch."""
 
@@ -47,6 +49,9 @@ class SharedGateway(Gateway):
         self.wal |= dict.fromkeys(done, session)
         self._answer()
         return done
+
+    async def report_standbys(self, session: WalSession, reports: Sequence[StandbyReport]) -> None:
+        self.reports += reports
 
     async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
         self._arrive()

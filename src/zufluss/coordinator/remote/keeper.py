@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from zufluss.cluster.image import ImageChange
 from zufluss.cluster.remote import BucketRemote, ManifestCommit, WalCommits
-from zufluss.cluster.wal import ReleasedBucket, Takeover, WalSession
+from zufluss.cluster.wal import ReleasedBucket, StandbyReport, Takeover, WalSession
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.bucket_remotes import BucketRemotes
@@ -138,6 +138,10 @@ class RemoteKeeper:
     ) -> set[TableBucket]:
         """Note that a session of the shared log has the end of buckets; returns which of them."""
         return await self._shared_log().commit_takeovers(session, takeovers)
+
+    async def report_standbys(self, session: WalSession, reports: Sequence[StandbyReport]) -> None:
+        """Note which standbys of a server have caught up, and which have not."""
+        await self._shared_log().report_standbys(session, reports)
 
     async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
         """Note that objects of a session below a number are not needed any more."""

@@ -34,7 +34,14 @@ import structlog
 
 from zufluss.cluster.image import BucketState, ClusterImage, ImageChange
 from zufluss.cluster.replicas import ReplicaAssignment
-from zufluss.cluster.wal import OPEN_END, ReleasedBucket, Takeover, WalSession, WalSource
+from zufluss.cluster.wal import (
+    OPEN_END,
+    ReleasedBucket,
+    StandbyReport,
+    Takeover,
+    WalSession,
+    WalSource,
+)
 from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.catalog.catalog import Catalog
@@ -249,8 +256,14 @@ class WalKeeper:
         return [each for each in self.image.buckets() if each[2].leader == server_id]
 
     def assignments(self, server_id: int) -> list[ReplicaAssignment]:
-        """The buckets of a server whose session has begun, as orders."""
-        return [self.order(*each) for each in self.led(server_id)]
+        """The buckets of a server whose session has begun, as orders to lead or to follow."""
+        orders = []
+        for path, bucket, state in self.image.buckets():
+            if state.leader == server_id:
+                orders.append(self.order(path, bucket, state))
+            elif server_id in state.replicas:
+                orders.append(ReplicaAssignment(bucket, path, state))
+        return orders
 
     def order(
         self, path: PhysicalTablePath, bucket: TableBucket, state: BucketState
@@ -334,6 +347,26 @@ class WalKeeper:
                 self.on_unclaimed(session, each)
         return adopted
 
+    async def report_standbys(self, session: WalSession, reports: Sequence[StandbyReport]) -> None:
+        """Note which standbys of a server have caught up; told to others if that has changed."""
+        server_id, of_bucket = session.server_id, {each.bucket: each for each in reports}
+
+        def in_sync() -> Mapping[TableBucket, BucketState]:
+            self.book.check_live(session)
+            states: dict[TableBucket, BucketState] = {}
+            for bucket, report in of_bucket.items():
+                state = self.image.bucket_state(bucket)
+                if state is None or state.leader_epoch != report.leader_epoch:
+                    continue
+                isr = _in_sync(state, server_id, report.caught_up)
+                if isr != state.isr:
+                    states[bucket] = replace(state, isr=isr, bucket_epoch=state.bucket_epoch + 1)
+            return states
+
+        _, changes = await self._catalog.states.change(in_sync)
+        if changes:
+            await self._catalog.tell(changes)
+
     async def commit_wal_floor(self, session: WalSession, floor: int) -> None:
         """Note that objects of a live session below a number are not needed any more."""
         await self.book.raise_floor(session, floor)
@@ -364,12 +397,26 @@ class WalKeeper:
 
 
 def led_by(state: BucketState, server_id: int) -> BucketState:
-    """The state of a bucket that a server leads from now on, in a new epoch."""
+    """The state of a bucket that a server leads from now on, in a new epoch.
+
+    Its other standbys follow the new leader. A former leader that is lost is one of them if the
+    bucket has any: until another server takes that place (`standbys.py`), it may come back.
+    """
+    others = [server for server in state.replicas if server != server_id]
+    in_sync = [server for server in state.isr if server not in (server_id, state.leader)]
     return replace(
         state,
-        replicas=(server_id,),
+        replicas=(server_id, *others)[: len(state.replicas)],
         leader=server_id,
         leader_epoch=state.leader_epoch + 1,
-        isr=(server_id,),
+        isr=(server_id, *in_sync),
         bucket_epoch=state.bucket_epoch + 1,
     )
+
+
+def _in_sync(state: BucketState, server_id: int, caught_up: bool) -> tuple[int, ...]:
+    """The in-sync replicas of a bucket after what a standby told, in the order of the replicas."""
+    if server_id not in state.replicas or server_id == state.leader:
+        return state.isr
+    isr = {*state.isr, server_id} if caught_up else {*state.isr} - {server_id}
+    return tuple(server for server in state.replicas if server in isr)

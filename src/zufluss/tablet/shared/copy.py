@@ -19,7 +19,7 @@ have ended before that is noted, because the next leader is told of this session
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -70,6 +70,29 @@ class SharedCopy(BucketCopy):
     async def open_log(self, config: LogConfig, now_ms: int) -> Log:
         """Open the log with everything that was acknowledged."""
         assignment = self._assignment
+        return await self._restorer.logs.open_shared(
+            assignment.physical_path,
+            assignment.table_bucket,
+            config,
+            now_ms,
+            remote_end=self._remote_end,
+            beginning=self._beginning,
+            tail=await self._tail(),
+        )
+
+    def continues(self, log: Log) -> bool:
+        """Whether a log that follows this bucket has everything that no segment has."""
+        return log.log_start_offset <= self._remote_end <= log.log_end_offset
+
+    async def extend(self, log: Log) -> None:
+        """Give a log that follows this bucket the rest of what was acknowledged."""
+        tail = await self._tail()
+        pieces = await tail(log.log_end_offset)
+        await asyncio.to_thread(_append, log, pieces)
+
+    async def _tail(self) -> Callable[[int], Awaitable[Sequence[memoryview]]]:
+        """Return what reads the end of the bucket from the session that has it."""
+        assignment = self._assignment
         bucket, session = assignment.table_bucket, self._session
         if assignment.source is None:
             self._hold()
@@ -95,15 +118,7 @@ class SharedCopy(BucketCopy):
             )  # fmt: skip
             return found.pieces
 
-        return await self._restorer.logs.open_shared(
-            assignment.physical_path,
-            bucket,
-            config,
-            now_ms,
-            remote_end=self._remote_end,
-            beginning=self._beginning,
-            tail=tail,
-        )
+        return tail
 
     def _hold(self) -> None:
         """Note that the session has the end of the bucket, as the order says of its session.
@@ -156,3 +171,9 @@ class SharedCopy(BucketCopy):
             self._host.reach("wal-adopted")
         if self._host.live is not session:
             raise NotLeaderError(f"{session} ended while {bucket} was taken over")
+
+
+def _append(log: Log, pieces: Sequence[memoryview]) -> None:
+    for piece in pieces:
+        log.append_stamped(piece)
+    log.advance_high_watermark(log.log_end_offset)

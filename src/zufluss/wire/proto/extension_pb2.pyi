@@ -560,6 +560,78 @@ class ReportReleasedResponse(_message.Message):
 Global___ReportReleasedResponse: _TypeAlias = ReportReleasedResponse  # noqa: Y015
 
 @_typing.final
+class ReportStandbysRequest(_message.Message):
+    """REPORT_STANDBYS (30009): which standbys of a tablet server have caught up, and which have not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
+    coordinator_epoch: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___PbWalSession:
+        """of the server"""
+
+    @_builtins.property
+    def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbStandbyReport]: ...
+    def __init__(
+        self,
+        *,
+        coordinator_epoch: _builtins.int | None = ...,
+        session: Global___PbWalSession | None = ...,
+        reports: _abc.Iterable[Global___PbStandbyReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "reports", b"reports", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportStandbysRequest: _TypeAlias = ReportStandbysRequest  # noqa: Y015
+
+@_typing.final
+class PbStandbyReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    caught_up: _builtins.bool
+    @_builtins.property
+    def bucket(self) -> _common_pb2.PbTableBucket: ...
+    def __init__(
+        self,
+        *,
+        bucket: _common_pb2.PbTableBucket | None = ...,
+        leader_epoch: _builtins.int | None = ...,
+        caught_up: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "caught_up", b"caught_up", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "caught_up", b"caught_up", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PbStandbyReport: _TypeAlias = PbStandbyReport  # noqa: Y015
+
+@_typing.final
+class ReportStandbysResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportStandbysResponse: _TypeAlias = ReportStandbysResponse  # noqa: Y015
+
+@_typing.final
 class AllocateWriterIdsRequest(_message.Message):
     """ALLOCATE_WRITER_IDS (30002): a tablet server takes a range of writer ids to hand out."""
 
