@@ -241,8 +241,13 @@ def test_more_replicas_than_live_servers_are_refused() -> None:
     assert caught.value.code.value == 17
 
 
-def test_a_second_replica_is_refused_however_many_servers_there_are() -> None:
-    """Each of them would lead the bucket and acknowledge writes of its own."""
+def test_a_second_replica_needs_the_shared_log_however_many_servers_there_are() -> None:
+    """Without it nothing copies a bucket, and nobody could take it over."""
+    conf = {"zufluss.log.durability": "remote"}
+    shared = made(table({"replication.factor": "3"}), conf, live=3)
+    assert shared.properties["table.replication.factor"] == "3"
+    with pytest.raises(ZuflussError, match="4 larger than available tablet servers: 3"):
+        made(table({"replication.factor": "4"}), conf, live=3)
     expected = "Replication factor: 2 larger than 1: .* Set table.replication.factor, or .* to 1"
     with pytest.raises(ZuflussError, match=expected) as caught:
         made(table({"replication.factor": "2"}), live=3)

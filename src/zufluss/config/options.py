@@ -324,7 +324,8 @@ DEFAULT_BUCKET_NUMBER = int_option(
 DEFAULT_REPLICATION_FACTOR = int_option(
     "default.replication.factor",
     1,
-    "The replication factor of a table that sets none. With more than 1 such tables are refused.",
+    "The replication factor of a table that sets none. More than 1 needs "
+    "zufluss.log.durability = remote and as many tablet servers.",
     minimum=1,
 )
 ZUFLUSS_AGGREGATION_DEFAULT_FUNCTION = string_option(

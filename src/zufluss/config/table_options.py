@@ -30,7 +30,9 @@ PREFIX: Final = "table."
 TABLE_REPLICATION_FACTOR = int_option(
     "table.replication.factor",
     None,
-    "The number of replicas of each bucket. More than 1 is refused: nothing would copy the bucket.",
+    "The number of replicas of each bucket: its leader, and standbys that follow it on other "
+    "servers so that a take-over is short. Acknowledgements never wait for standbys. More than 1 "
+    "needs zufluss.log.durability = remote and as many tablet servers.",
     minimum=1,
     maximum=INT32_MAX,
     default_text="`default.replication.factor`",

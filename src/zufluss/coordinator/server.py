@@ -80,6 +80,7 @@ from zufluss.coordinator.wal.departure import Departures
 from zufluss.coordinator.wal.handover import Handovers
 from zufluss.coordinator.wal.keeper import WalKeeper
 from zufluss.coordinator.wal.service import WalService
+from zufluss.coordinator.wal.standbys import StandbyOrders
 from zufluss.coordinator.wal.takeover import Takeovers
 from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files
@@ -189,6 +190,8 @@ class Coordinator:
         """Gives buckets of lost servers to others; None without a shared log, or other servers."""
         self.handovers: Handovers | None = None
         """Moves buckets between live servers; None as for `takeovers`."""
+        self.standbys: StandbyOrders | None = None
+        """Has servers follow buckets of others; None where there are no take-overs."""
         self.registrations: Registrations | None = None
         """Tablet servers of other processes; None in a process with both roles."""
         if connect is not None:
@@ -197,6 +200,7 @@ class Coordinator:
                 self.takeovers = Takeovers(
                     self.wal, self.catalog, base.tablets, state.producer_book, reach
                 )
+                self.standbys = StandbyOrders(self.wal, self.catalog, base.tablets)
             self.registrations = self._registrations(base, state, connect)
             if self.wal is not None and self.takeovers is not None:
                 self.handovers = Handovers(
@@ -290,6 +294,8 @@ class Coordinator:
             self.wal_cleaner.start()
         if self.takeovers is not None:
             self.takeovers.start()
+        if self.standbys is not None:
+            self.standbys.start()
         if self.registrations is not None:
             self.registrations.start()
         self.rebalances.start()
@@ -326,6 +332,8 @@ class Coordinator:
         self.partitions.start()
         if self.takeovers is not None:
             self.takeovers.joined(server_id)
+        if self.standbys is not None:
+            self.standbys.joined(server_id)
 
     def _server_left(self) -> None:
         if self.takeovers is not None:
@@ -384,6 +392,8 @@ class Coordinator:
             await self.registrations.stop()
         if self.handovers is not None:
             await self.handovers.stop()
+        if self.standbys is not None:
+            await self.standbys.stop()
         if self.takeovers is not None:
             await self.takeovers.stop()
         if self.wal_cleaner is not None:

@@ -165,11 +165,14 @@ class Tablets:
     async def start_replicas(
         self, replicas: Sequence[ReplicaAssignment], producers: Sequence[TableProducers] = ()
     ) -> None:
-        """Start buckets at their servers; raises unless every leader started.
+        """Start buckets at their leaders; raises unless every leader started.
 
-        Servers learn the producers of the tables before they start buckets.
+        Servers learn the producers of the tables before they start buckets. Standbys are ordered
+        by `order_standbys`: nobody waits for them.
         """
-        by_server = _by_server(replicas)
+        by_server: dict[int, list[ReplicaAssignment]] = {}
+        for replica in replicas:
+            by_server.setdefault(replica.state.leader, []).append(replica)
         for server_id in sorted({r.state.leader for r in replicas} - set(self._gateways)):
             raise LeaderNotAvailableError(
                 f"tablet server {server_id} should lead new buckets but is not there; "
@@ -192,6 +195,16 @@ class Tablets:
     async def prepare_bucket(self, server_id: int, assignment: ReplicaAssignment) -> None:
         """Have a server make ready to lead a bucket."""
         await self._there(server_id).prepare_bucket(assignment)
+
+    async def order_standbys(
+        self, server_id: int, orders: Sequence[ReplicaAssignment], stops: Sequence[ReplicaStop]
+    ) -> None:
+        """Have a server follow some buckets, and others no longer."""
+        gateway = self._there(server_id)
+        if stops:
+            await gateway.stop_replicas(stops)
+        if orders:
+            await gateway.start_replicas(orders)
 
     async def stop_replicas(self, replicas: Sequence[ReplicaStop]) -> None:
         """Stop buckets at their servers; a server that is away does it when it registers."""

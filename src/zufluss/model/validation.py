@@ -48,8 +48,7 @@ from zufluss.model.table import TableDescriptor, TablePath
 from zufluss.model.types import NESTED, Root, check_unique, fluss_text
 
 REPLICAS_MAX = 1
-"""Most replicas of a bucket. A second server would lead the bucket, too, and both would acknowledge
-writes, because nothing copies a bucket between servers."""
+"""Most replicas of a bucket whose log is durable on the disk of its leader: nothing copies it."""
 KV_FORMAT_VERSION = "2"
 """The newest version of the key encoding, given to new primary-key tables."""
 RESERVED_COLUMNS = (
@@ -173,7 +172,7 @@ def check_table(descriptor: TableDescriptor, conf: Configuration, live_servers: 
         check(descriptor)
     _check_partitions(descriptor, conf)
     _check_lake(descriptor, conf, is_new=live_servers is not None)
-    _check_replication(descriptor, live_servers)
+    _check_replication(descriptor, conf, live_servers)
 
 
 def check_columns(schema: Schema) -> None:
@@ -473,20 +472,28 @@ def _check_lake_keys(descriptor: TableDescriptor, lake: str | None) -> None:
                 )
 
 
-def _check_replication(descriptor: TableDescriptor, live_servers: int | None) -> None:
+def _check_replication(
+    descriptor: TableDescriptor, conf: Configuration, live_servers: int | None
+) -> None:
     key = o.TABLE_REPLICATION_FACTOR.key
     factor = table_property(descriptor.properties, o.TABLE_REPLICATION_FACTOR)
     if factor is None:
         raise ConfigError(f"{key} is missing; set it to 1 or more")
-    if live_servers is not None and factor > live_servers:
+    if live_servers is None:
+        return
+    durability = conf.get(server.ZUFLUSS_LOG_DURABILITY)
+    most = max(live_servers, 1) if durability == "remote" else REPLICAS_MAX
+    if factor > live_servers:
         raise InvalidReplicationFactorError(
             f"Replication factor: {factor} larger than available tablet servers: {live_servers}. "
-            f"Set {key} to {REPLICAS_MAX}"
+            f"Set {key} to {most}"
         )
-    if live_servers is not None and factor > REPLICAS_MAX:
+    if factor > most:
         raise InvalidReplicationFactorError(
-            f"Replication factor: {factor} larger than {REPLICAS_MAX}: in this version nothing "
-            f"would copy a bucket to a second server. Set {key}, or "
-            f"{server.DEFAULT_REPLICATION_FACTOR.key} of the coordinator, to {REPLICAS_MAX}; "
-            "remote.data.dirs keeps copies of log segments and snapshots in remote storage"
+            f"Replication factor: {factor} larger than {most}: with "
+            f"{server.ZUFLUSS_LOG_DURABILITY.key} = {durability} nothing would copy a bucket to a "
+            f"second server. Set {key}, or {server.DEFAULT_REPLICATION_FACTOR.key} of the "
+            f"coordinator, to {most}, or begin the cluster with "
+            f"{server.ZUFLUSS_LOG_DURABILITY.key} = remote; remote.data.dirs keeps copies of log "
+            "segments and snapshots in remote storage"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,13 +187,18 @@ class World:
             raise NetworkError("refused") from ConnectionRefusedError()
         return server
 
-    async def create_table(self, name: str = "events", buckets: int = 4) -> list[TableBucket]:
+    async def create_table(
+        self,
+        name: str = "events",
+        buckets: int = 4,
+        properties: Mapping[str, str] | None = None,
+    ) -> list[TableBucket]:
         await call(
             self.services,
             ApiKey.CREATE_TABLE,
             m.CreateTableRequest(
                 table_path={"database_name": "fluss", "table_name": name},
-                table_json=table_json(buckets=buckets),
+                table_json=table_json(buckets=buckets, properties=properties),
                 ignore_if_exists=False,
             ),
         )

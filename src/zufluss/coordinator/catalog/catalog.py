@@ -49,7 +49,7 @@ from zufluss.cluster.image import (
     partition_buckets,
 )
 from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
-from zufluss.config import options
+from zufluss.config import options, table_options
 from zufluss.config.load import Configuration
 from zufluss.coordinator import records
 from zufluss.coordinator.catalog import auto_increment, portions
@@ -252,7 +252,8 @@ class Catalog:
         validation.check_table_path(path)
         if len(table_json) > DESCRIPTOR_BYTES_MAX:
             raise _too_large(path, len(table_json))
-        live_servers = len(self.image.tablets)
+        nodes = self.image.tablets.values()
+        live_servers = len(self.image.untagged(nodes)) or len(nodes)  # placement refuses none
 
         def checked() -> TableDescriptor:
             descriptor = validation.complete(TableDescriptor.from_json(table_json), self._conf)
@@ -587,7 +588,8 @@ class Catalog:
         answering = self._tablets.answering(nodes) or nodes
         # A server that registers at the moment has no session that a bucket could begin in.
         ready = [node for node in answering if self._has_session(node.node_id)] or answering
-        states = place(info.bucket_count, ready, self.image.leaders)
+        factor = info.property(table_options.TABLE_REPLICATION_FACTOR) or 1
+        states = place(info.bucket_count, ready, self.image.leaders, factor)
         wals = {server: self._wal_of(server) for server in {state.leader for state in states}}
         return tuple(replace(state, wal=wals[state.leader]) for state in states)
 

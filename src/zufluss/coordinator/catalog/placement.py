@@ -9,6 +9,9 @@ table or partition are placed one after the other; each goes to the server that 
 4. server ids, so that the same question has the same answer.
 
 A server with a tag, which is about to leave, gets none (`candidates`).
+
+The standbys of a bucket go to other servers than its leader's: other racks first, then those that
+hold few buckets.
 """
 
 from __future__ import annotations
@@ -33,9 +36,12 @@ def candidates(image: ClusterImage) -> list[ClusterNode]:
 
 
 def place(
-    bucket_count: int, servers: Iterable[ClusterNode], leaders: Mapping[int, int]
+    bucket_count: int, servers: Iterable[ClusterNode], leaders: Mapping[int, int], factor: int = 1
 ) -> tuple[BucketState, ...]:
-    """The state of each bucket of a new table or partition; `leaders` are buckets by server id."""
+    """The state of each bucket of a new table or partition; `leaders` are buckets by server id.
+
+    Of the `factor` replicas all but the leader are standbys: fewer while there are fewer servers.
+    """
     candidates = sorted(servers, key=lambda node: (leaders.get(node.node_id, 0), node.node_id))
     if not candidates:
         raise InvalidReplicationFactorError(
@@ -43,9 +49,44 @@ def place(
             "again"
         )
     if len(candidates) == 1:
-        return (_led_by(candidates[0].node_id),) * bucket_count
-    turn = _one_each(candidates)
-    return tuple(_led_by(turn[number % len(turn)]) for number in range(bucket_count))
+        return (_led_by((candidates[0].node_id,)),) * bucket_count
+    turn = _one_each(list(candidates))
+    led = [(turn[number % len(turn)],) for number in range(bucket_count)]
+    if factor == 1:
+        return tuple(map(_led_by, led))
+    load = Counter(leaders)
+    load.update(leader for (leader,) in led)
+    return tuple(_led_by(with_standbys(each, factor, candidates, load)) for each in led)
+
+
+def with_standbys(
+    replicas: tuple[int, ...], factor: int, servers: Iterable[ClusterNode], load: Counter[int]
+) -> tuple[int, ...]:
+    """The replicas of a bucket with standbys added until there are `factor`, or no more servers.
+
+    `load` has the buckets that each server holds; what is added here is counted.
+    """
+    nodes = {node.node_id: node for node in servers}
+    chosen = list(replicas)
+    in_rack = Counter(nodes[i].rack for i in chosen if i in nodes)
+    while len(chosen) < factor and (free := nodes.keys() - chosen):
+        best = min(free, key=lambda i: (in_rack[nodes[i].rack], load[i], i))
+        chosen.append(best)
+        in_rack[nodes[best].rack] += 1
+        load[best] += 1
+    return tuple(chosen)
+
+
+def heir(
+    state: BucketState, nodes: Iterable[ClusterNode], leaders: Mapping[int, int]
+) -> int | None:
+    """The server that can lead a bucket soonest: a standby that has caught up, else any standby."""
+    there = {node.node_id for node in nodes}
+    for among in (state.isr, state.replicas):
+        candidates = [i for i in among if i in there and i != state.leader]
+        if candidates:
+            return min(candidates, key=lambda server: (leaders.get(server, 0), server))
+    return None
 
 
 def _one_each(candidates: list[ClusterNode]) -> list[int]:
@@ -60,5 +101,6 @@ def _one_each(candidates: list[ClusterNode]) -> list[int]:
     return turn
 
 
-def _led_by(server: int) -> BucketState:
-    return BucketState(replicas=(server,), leader=server, isr=(server,))
+def _led_by(replicas: tuple[int, ...]) -> BucketState:
+    """Standbys are in sync when they have said so, not at birth."""
+    return BucketState(replicas=replicas, leader=replicas[0], isr=replicas[:1])

@@ -37,7 +37,7 @@ from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.cluster.wal import WalSession
 from zufluss.coordinator.catalog.bucket_states import StatesKey, states_key
 from zufluss.coordinator.catalog.catalog import Catalog
-from zufluss.coordinator.catalog.placement import place
+from zufluss.coordinator.catalog.placement import heir, place
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.wal.keeper import WalKeeper, led_by
@@ -233,8 +233,16 @@ class Takeovers:
             for some in owned:
                 present = [(b, s) for _, b in some if (s := self._image.bucket_state(b))]
                 mine = [(bucket, state) for bucket, state in present if which(bucket, state)]
-                placed = place(len(mine), nodes, leaders)
-                for (bucket, state), new in zip(mine, placed, strict=True):
+                cold = []
+                for bucket, state in mine:
+                    warm = heir(state, nodes, leaders)
+                    if warm is None:
+                        cold.append((bucket, state))
+                    else:
+                        states[bucket] = led_by(state, warm)
+                        leaders[warm] += 1
+                placed = place(len(cold), nodes, leaders)
+                for (bucket, state), new in zip(cold, placed, strict=True):
                     states[bucket] = led_by(state, new.leader)
                     leaders[new.leader] += 1
             return states
@@ -253,7 +261,7 @@ class Takeovers:
     def _send(self) -> None:
         """Send the orders that have not arrived, to all their servers at once."""
         for bucket, order in list(self._orders.items()):
-            if self._image.bucket_state(bucket) != order.state:
+            if not _is_current(order, self._image.bucket_state(bucket)):
                 del self._orders[bucket]  # dropped, or another server leads it by now
         servers = {order.state.leader for order in self._orders.values()}
         for server_id in servers - self._sending.keys():
@@ -293,7 +301,9 @@ class Takeovers:
         """Give buckets to other servers whose leader takes no orders; their source is the same."""
         states = {order.table_bucket: order.state for order in orders}
         taken = await self._catalog.exclusive(
-            lambda: self._assign(server_id, lambda bucket, state: states.get(bucket) == state)
+            lambda: self._assign(
+                server_id, lambda bucket, state: _is_same_lead(states.get(bucket), state)
+            )
         )
         if taken:
             log.warning("orders_given_to_others", not_ordered=server_id, buckets=taken)
@@ -324,3 +334,15 @@ class Takeovers:
 
     def __repr__(self) -> str:
         return f"Takeovers({self.count} buckets, {len(self._orders)} orders to send)"
+
+
+def _is_current(order: ReplicaAssignment, state: BucketState | None) -> bool:
+    return state is not None and _is_same_lead(order.state, state)
+
+
+def _is_same_lead(ordered: BucketState | None, state: BucketState) -> bool:
+    """Whether the same server leads in the same epoch; standbys come and go meanwhile."""
+    return ordered is not None and (ordered.leader, ordered.leader_epoch) == (
+        state.leader,
+        state.leader_epoch,
+    )
