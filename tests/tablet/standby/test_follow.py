@@ -13,6 +13,7 @@ from tests.tablet.shared.test_keyed import filled, folded, looked_up, put, row_c
 from tests.tablet.shared.test_takeover import rows_of
 from tests.tablet.standby.pair import FOLLOWER, Pair
 from tests.tablet.support import TABLE
+from zufluss.cluster.image import TableGone
 from zufluss.cluster.replicas import ReplicaStop
 from zufluss.cluster.wal import StandbyReport
 from zufluss.errors import NotLeaderError, StorageBackpressureError
@@ -250,6 +251,25 @@ async def test_a_bucket_that_is_not_followed_any_more_is_deleted(tmp_path: Path)
     await follower.server.kv.settled()
     assert not directory.exists()
     assert not directory.with_name("kv-0").exists()
+    await follower.server.close()
+    await killed(leader)
+
+
+async def test_a_table_that_was_dropped_before_the_order_came_is_not_followed(
+    tmp_path: Path,
+) -> None:
+    pair = Pair(tmp_path)
+    leader = await pair.start()
+    follower = await pair.follow()
+    await filled(leader)
+    standby = await pair.caught_up()
+    follower.image.apply([TableGone(TABLE)])
+    standbys = follower.server.standbys
+    assert standbys is not None
+    await standbys.report()
+    assert len(standbys) == 0
+    await follower.server.kv.settled()
+    assert not standby.log.directory.exists()
     await follower.server.close()
     await killed(leader)
 

@@ -37,7 +37,13 @@ import structlog
 from zufluss.cluster.image import ClusterImage
 from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.cluster.wal import StandbyReport
-from zufluss.errors import CorruptRecordError, LogStorageError, NetworkError, reason_of
+from zufluss.errors import (
+    CorruptRecordError,
+    LogStorageError,
+    NetworkError,
+    UnknownTableOrBucketError,
+    reason_of,
+)
 from zufluss.log.holds import Holder
 from zufluss.model.table import TableBucket
 from zufluss.periodic import log_failure, pause, repeat
@@ -62,6 +68,9 @@ OPENED_AT_ONCE: Final = 4
 """Buckets that are opened, or get their state, at the same time."""
 PAUSE_SECONDS: Final = (0.5, 30.0)
 """First and longest pause before a bucket that could not go on is opened again."""
+
+DROPPED_TRIES: Final = 5
+"""A bucket that is still not in the metadata after so many tries was dropped."""
 
 ConnectTo = Callable[[int], Awaitable[Connection]]
 """Connects to a tablet server, for fetches only."""
@@ -146,13 +155,13 @@ class Standbys:
     async def follow_only(
         self, orders: Sequence[ReplicaAssignment], led: Collection[TableBucket]
     ) -> None:
-        """Follow these buckets and give up all others; files of those stay.
+        """Follow these buckets and give up all others, with their files.
 
         What was followed of buckets that are `led` from now on waits for `promote`.
         """
         kept = {order.table_bucket for order in orders}.union(led)
         for bucket in (self._orders.keys() | self._open.keys()) - kept:
-            await self.stop(bucket, delete=False)
+            await self.stop(bucket, delete=True)
         self._reported.clear()  # the coordinator may have changed
         self.follow(orders)
 
@@ -252,6 +261,7 @@ class Standbys:
         """Open a bucket until that works."""
         while (order := self._orders.get(bucket)) is not None:
             try:
+                self._check_exists(bucket)
                 async with self._working_on(bucket):
                     standby = await Standby.open(
                         order, self._host, self._context, self._restorer, self._flush_bytes
@@ -260,10 +270,17 @@ class Standbys:
                 log_failure("standby_not_opened", problem)
                 if bucket in self._orders:
                     await self._rest(bucket)
+                if self._image.holder(bucket) is None and self._failures[bucket] >= DROPPED_TRIES:
+                    self._orders.pop(bucket, None)
+                    self._failures.pop(bucket, None)
                 continue
             self._open[bucket] = standby
             self._feed(standby.order.state.leader).wake.set()
             return
+
+    def _check_exists(self, bucket: TableBucket) -> None:
+        if self._image.holder(bucket) is None:
+            raise UnknownTableOrBucketError(f"{bucket} is not in the metadata")
 
     @asynccontextmanager
     async def _working_on(self, bucket: TableBucket) -> AsyncIterator[None]:
@@ -364,6 +381,9 @@ class Standbys:
         session = self._shared.live
         if session is None:
             return
+        for standby in self:
+            if self._image.holder(standby.bucket) is None:  # dropped before its order came
+                await self.stop(standby.bucket, delete=True)
         now = self._loop.time()
         changed: dict[TableBucket, StandbyReport] = {}
         for standby in self:
