@@ -40,8 +40,11 @@ SECTIONS = {
     "remote": 5,
     "leases": 5,
     "wal": 6,
+    "standbys": 3,
 }
 """The modules with a `run`, and the rounds each takes."""
+WITH_KEYS = ("kv", "kvscan", "remote", "standbys")
+"""The modules that can be told how many keys their large tables have."""
 QUICK_ROUNDS = 3
 
 
@@ -57,7 +60,9 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="store the numbers as the baseline")
     parser.add_argument("--dir", type=Path, help="where the data goes (a file system, not tmpfs)")
     parser.add_argument("--check", action="store_true", help="exit 1 when a goal is not met")
-    parser.add_argument("--keys", type=int, help="keys of the large tables of kv, kvscan, remote")
+    parser.add_argument(
+        "--keys", type=int, help=f"keys of the large tables of {', '.join(WITH_KEYS)}"
+    )
     a = parser.parse_args()
     chosen = a.only.split(",") if a.only else list(SECTIONS)
     if unknown := set(chosen) - set(SECTIONS):
@@ -69,7 +74,7 @@ def main() -> None:
     try:
         for name, module in modules.items():
             print(f"{name} …", flush=True)
-            options = {"keys": a.keys} if name in ("kv", "kvscan", "remote") and a.keys else {}
+            options = {"keys": a.keys} if name in WITH_KEYS and a.keys else {}
             measures += section(module, SECTIONS[name], a.quick, a.dir, **options)
     finally:  # what was measured before a failure is worth seeing
         print(f"\n{machine()}; {time.perf_counter() - began:.0f} s\n")
