@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,31 @@ async def test_the_next_leader_prepares_and_then_reads_up_to_the_release(world: 
     state = world.state(bucket)
     assert (state.leader, state.wal, state.released) == (2, two.session.server_epoch, None)
     assert {record.state for record in world.wal.book} == {State.LIVE}, "nothing was sealed"
+
+
+async def test_a_standby_that_comes_or_goes_meanwhile_does_not_end_a_hand_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket was released, so there is no way back."""
+    one, two, bucket = await led_by_first(world)
+    release = one.tablet.release_bucket
+
+    async def changed(isr: tuple[int, ...]) -> None:
+        state = replace(world.state(bucket), isr=isr)
+        await world.coordinator.catalog.states.change(lambda: {bucket: state})
+
+    async def released(bucket: TableBucket, leader_epoch: int) -> int:
+        await changed((1, 2))
+        return await release(bucket, leader_epoch)
+
+    monkeypatch.setattr(one.tablet, "release_bucket", released)
+    moving = asyncio.create_task(handovers(world).move(bucket, 2))
+    await ordered(two, bucket, world.state(bucket).leader_epoch + 1)
+    await changed((2, 3))
+    assert not moving.done()
+    await two.commit(bucket)
+    await moving
+    assert (world.state(bucket).leader, world.state(bucket).released) == (2, None)
 
 
 async def test_a_bucket_whose_target_cannot_prepare_stays_without_a_pause(world: World) -> None:

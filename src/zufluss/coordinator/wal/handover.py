@@ -27,7 +27,7 @@ from zufluss.cluster.image import BucketState, PartitionEntry
 from zufluss.cluster.wal import ReleasedBucket, WalSession
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.tablets import Tablets
-from zufluss.coordinator.wal.keeper import WalKeeper, led_by
+from zufluss.coordinator.wal.keeper import WalKeeper, is_same_lead, led_by
 from zufluss.coordinator.wal.takeover import Takeovers
 from zufluss.errors import (
     ErrorCode,
@@ -187,24 +187,31 @@ class Handovers:
     async def _assign(
         self, bucket: TableBucket, state: BucketState, leader: int, number: int
     ) -> BucketState:
-        """Give a bucket that was released at a number of its session to a server, and order it."""
-        assigned = replace(led_by(state, leader), released=number)
+        """Give a bucket that was released at a number of its session to a server, and order it.
+
+        `state` was checked before the release; its standbys may be others by now.
+        """
 
         def to_leader() -> Mapping[TableBucket, BucketState]:
-            return {bucket: assigned} if self._image.bucket_state(bucket) == state else {}
+            now = self._image.bucket_state(bucket)
+            if now is None or not is_same_lead(state, now) or now.wal != state.wal:
+                return {}
+            return {bucket: replace(led_by(now, leader), released=number)}
 
-        async def in_turn() -> bool:
+        async def in_turn() -> BucketState | None:
             done, changes = await self._catalog.states.change(to_leader)
-            if not done:
-                return False
+            assigned = self._image.bucket_state(bucket)
+            if not done or assigned is None:
+                return None
             self._reach("handover-assigned")
             telling = asyncio.ensure_future(self._catalog.tell(changes))
             await asyncio.sleep(0)  # the news are on their way before the order
             self._order(bucket, assigned)
             await telling
-            return True
+            return assigned
 
-        if not await self._catalog.exclusive(in_turn):
+        assigned = await self._catalog.exclusive(in_turn)
+        if assigned is None:
             raise HandoverError(
                 f"{self._name(bucket)} was not moved to tablet server {leader}: it was dropped, or "
                 f"its leader registered again meanwhile"
@@ -220,10 +227,10 @@ class Handovers:
         self, bucket: TableBucket, assigned: BucketState, target: int
     ) -> None:
         """Wait until the target has continued a bucket; give it to another one if it does not."""
-        while self._image.bucket_state(bucket) == assigned:
+        while self._is_awaited(bucket, assigned):
             continued = self._keeper.continued(bucket)
             done, _ = await asyncio.wait([continued], timeout=ADOPT_SECONDS)
-            if not done and self._image.bucket_state(bucket) == assigned:
+            if not done and self._is_awaited(bucket, assigned):
                 order = self._keeper.order(self._path(bucket), bucket, assigned)
                 await self._takeovers.give_up(order)
                 break
@@ -238,6 +245,11 @@ class Handovers:
             )
         self._reach("handover-adopted")
 
+    def _is_awaited(self, bucket: TableBucket, assigned: BucketState) -> bool:
+        """Whether the leader that a bucket was given to has not continued it yet."""
+        state = self._image.bucket_state(bucket)
+        return state is not None and is_same_lead(assigned, state) and state.released is not None
+
     def _claim(self, session: WalSession, released: ReleasedBucket) -> None:
         """Go on with a bucket of which only the server knows that released it.
 
@@ -248,7 +260,8 @@ class Handovers:
         if bucket in self._moving or state is None:
             return
         if state.released is not None:
-            if self._ordered.get(bucket) != state:
+            ordered = self._ordered.get(bucket)
+            if ordered is None or not is_same_lead(ordered, state):
                 self._order(bucket, state)
             return
 

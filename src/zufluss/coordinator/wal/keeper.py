@@ -396,6 +396,11 @@ class WalKeeper:
         self._confirmed.pop(session.server_epoch, None)
 
 
+def is_same_lead(before: BucketState, state: BucketState) -> bool:
+    """Whether the same server leads in the same epoch; standbys come and go meanwhile."""
+    return (before.leader, before.leader_epoch) == (state.leader, state.leader_epoch)
+
+
 def led_by(state: BucketState, server_id: int) -> BucketState:
     """The state of a bucket that a server leads from now on, in a new epoch.
 

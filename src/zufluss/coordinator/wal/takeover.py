@@ -40,7 +40,7 @@ from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.catalog.placement import heir, place
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.tablets import Tablets
-from zufluss.coordinator.wal.keeper import WalKeeper, led_by
+from zufluss.coordinator.wal.keeper import WalKeeper, is_same_lead, led_by
 from zufluss.errors import reason_of
 from zufluss.model.table import PhysicalTablePath, TableBucket
 from zufluss.periodic import log_failure, pause
@@ -302,7 +302,8 @@ class Takeovers:
         states = {order.table_bucket: order.state for order in orders}
         taken = await self._catalog.exclusive(
             lambda: self._assign(
-                server_id, lambda bucket, state: _is_same_lead(states.get(bucket), state)
+                server_id,
+                lambda bucket, state: bucket in states and is_same_lead(states[bucket], state),
             )
         )
         if taken:
@@ -337,12 +338,4 @@ class Takeovers:
 
 
 def _is_current(order: ReplicaAssignment, state: BucketState | None) -> bool:
-    return state is not None and _is_same_lead(order.state, state)
-
-
-def _is_same_lead(ordered: BucketState | None, state: BucketState) -> bool:
-    """Whether the same server leads in the same epoch; standbys come and go meanwhile."""
-    return ordered is not None and (ordered.leader, ordered.leader_epoch) == (
-        state.leader,
-        state.leader_epoch,
-    )
+    return state is not None and is_same_lead(order.state, state)
