@@ -12,7 +12,7 @@ import pytest_asyncio
 from tests.coordinator.wal.world import SILENCE, Server, World, until
 from zufluss.cluster.image import BucketState, ClusterNode
 from zufluss.cluster.wal import StandbyReport
-from zufluss.coordinator.catalog.placement import heir, place, with_standbys
+from zufluss.coordinator.catalog.placement import heir, place, successors, with_standbys
 from zufluss.coordinator.wal.keeper import led_by
 from zufluss.coordinator.wal.standbys import GONE_SECONDS, StandbyOrders, completed
 from zufluss.errors import InvalidReplicationFactorError, NetworkError, NotLeaderError
@@ -89,6 +89,13 @@ def test_the_heir_is_a_standby_that_has_caught_up() -> None:
     assert heir(BucketState((1, 2, 3), 1, isr=(1,)), nodes, {2: 5}) == 3, "it leads fewer"
     assert heir(BucketState((1,), 1, isr=(1,)), nodes, {}) is None
     assert heir(BucketState((1, 9), 1, isr=(1, 9)), nodes, {}) is None, "9 is not there"
+
+
+def test_buckets_without_a_standby_are_spread_beside_those_with_one() -> None:
+    nodes = [ClusterNode(i, ()) for i in (2, 3)]
+    states = [BucketState((1, 3), 1), BucketState((1,), 1), BucketState((1, 3), 1)]
+    assert successors(states, nodes, {2: 0, 3: 0}) == [3, 2, 3]
+    assert successors([], nodes, {}) == []
 
 
 def test_the_former_leader_may_come_back_as_a_standby() -> None:

@@ -105,3 +105,23 @@ def test_standbys_are_killed_and_paused_and_their_leaders_go_on(
             assert servers.leader(DATABASE, keyed) == leaders[keyed]
             traffic.progress()
     traffic.check()
+
+
+@pytest.mark.slow
+def test_buckets_with_standbys_are_handed_over_and_their_former_leaders_follow(
+    own_servers: Own, tmp_path: Path, rng: random.Random
+) -> None:
+    servers = SharedServers(tmp_path, own_servers)
+    traffic = Traffic(servers, rng, logs=1, keyed=2, clients=(), properties=TWO)
+    with traffic:
+        traffic.progress()
+        for _ in range(rounds(2, 40)):
+            await_standbys(servers, traffic)
+            victim = rng.choice(traffic.leading())
+            servers.tablets[victim].stop()
+            traffic.progress()
+            servers.start(victim)
+            servers.await_registered(*SERVERS)
+            traffic.progress()
+        await_standbys(servers, traffic)
+    traffic.check()

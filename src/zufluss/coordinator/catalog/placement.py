@@ -17,7 +17,7 @@ hold few buckets.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from zufluss.cluster.image import BucketState, ClusterImage, ClusterNode
 from zufluss.errors import InvalidReplicationFactorError
@@ -75,6 +75,21 @@ def with_standbys(
         in_rack[nodes[best].rack] += 1
         load[best] += 1
     return tuple(chosen)
+
+
+def successors(
+    states: Sequence[BucketState], nodes: Sequence[ClusterNode], leaders: Mapping[int, int]
+) -> list[int]:
+    """The next leader of each bucket of a table or partition: a standby, else by load and rack."""
+    load = Counter(leaders)
+    next_leaders: list[int | None] = []
+    for state in states:
+        warm = heir(state, nodes, load)
+        next_leaders.append(warm)
+        if warm is not None:
+            load[warm] += 1
+    cold = iter(place(next_leaders.count(None), nodes, load))
+    return [next(cold).leader if each is None else each for each in next_leaders]
 
 
 def heir(

@@ -9,13 +9,12 @@ servers leave together, none of them is a target for the others; the last one ke
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from zufluss.cluster.image import ClusterNode
-from zufluss.coordinator.catalog.placement import place
+from zufluss.cluster.image import BucketState, ClusterNode
+from zufluss.coordinator.catalog.placement import successors
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.wal.handover import Handovers
 from zufluss.coordinator.wal.keeper import WalKeeper
@@ -62,17 +61,17 @@ class Departures:
             led, nodes = self._led(server_id), self._others(server_id)
             if not led or not nodes:
                 break
-            targets = place(len(led), nodes, Counter(self._keeper.image.leaders))
-            moves = (self._move(b, t.leader) for b, t in zip(led, targets, strict=True))
+            targets = successors([state for _, state in led], nodes, self._keeper.image.leaders)
+            moves = (self._move(b, t) for (b, _), t in zip(led, targets, strict=True))
             await asyncio.gather(*moves)
         remaining = self._led(server_id)
         log.info("tablet_has_handed_over", server_id=server_id, remaining=len(remaining))
         return m.ControlledShutdownResponse(
-            remaining_leader_buckets=map(bucket_to_proto, remaining)
+            remaining_leader_buckets=[bucket_to_proto(bucket) for bucket, _ in remaining]
         )
 
-    def _led(self, server_id: int) -> list[TableBucket]:
-        return [bucket for _, bucket, _ in self._keeper.led(server_id)]
+    def _led(self, server_id: int) -> list[tuple[TableBucket, BucketState]]:
+        return [(bucket, state) for _, bucket, state in self._keeper.led(server_id)]
 
     def _others(self, server_id: int) -> list[ClusterNode]:
         image = self._keeper.image

@@ -37,7 +37,7 @@ from zufluss.cluster.replicas import ReplicaAssignment, ReplicaStop
 from zufluss.cluster.wal import WalSession
 from zufluss.coordinator.catalog.bucket_states import StatesKey, states_key
 from zufluss.coordinator.catalog.catalog import Catalog
-from zufluss.coordinator.catalog.placement import heir, place
+from zufluss.coordinator.catalog.placement import successors
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.tablets import Tablets
 from zufluss.coordinator.wal.keeper import WalKeeper, is_same_lead, led_by
@@ -233,18 +233,10 @@ class Takeovers:
             for some in owned:
                 present = [(b, s) for _, b in some if (s := self._image.bucket_state(b))]
                 mine = [(bucket, state) for bucket, state in present if which(bucket, state)]
-                cold = []
-                for bucket, state in mine:
-                    warm = heir(state, nodes, leaders)
-                    if warm is None:
-                        cold.append((bucket, state))
-                    else:
-                        states[bucket] = led_by(state, warm)
-                        leaders[warm] += 1
-                placed = place(len(cold), nodes, leaders)
-                for (bucket, state), new in zip(cold, placed, strict=True):
-                    states[bucket] = led_by(state, new.leader)
-                    leaders[new.leader] += 1
+                chosen = successors([state for _, state in mine], nodes, leaders)
+                for (bucket, state), leader in zip(mine, chosen, strict=True):
+                    states[bucket] = led_by(state, leader)
+                    leaders[leader] += 1
             return states
 
         self._reach("wal-assign")
