@@ -28,6 +28,7 @@ from zufluss.coordinator.rebalance.task import MOVES_PER_VALUE, NEWEST_PATH, loa
 from zufluss.errors import (
     LeaderNotAvailableError,
     NoRebalanceError,
+    ProducerFencedError,
     RebalanceFailureError,
     ZuflussError,
 )
@@ -332,6 +333,20 @@ async def test_a_move_that_is_refused_for_the_moment_is_tried_again(
     balancer.mover.failures.clear()
     assert await balancer.ended() is Status.COMPLETED
     assert balancer.statuses == {Status.COMPLETED: 8}
+
+
+async def test_a_bucket_that_somebody_else_moved_to_the_target_meanwhile_has_arrived(
+    world: World, balancer: Balancer
+) -> None:
+    first = (await balancer.rebalances.plan())[0]
+    balancer.mover.failures[first.bucket] = ProducerFencedError("it leads it already")
+    balancer.mover.gate = asyncio.Semaphore(0)
+    await balancer.begin()
+    await until(lambda: first.bucket in balancer.mover.under_way)
+    await lead(world, first.bucket, first.target)
+    for _ in range(8):
+        balancer.mover.gate.release()
+    assert await balancer.ended() is Status.COMPLETED
 
 
 async def test_a_coordinator_that_was_replaced_begins_no_more_moves(

@@ -294,8 +294,11 @@ class _Run:
         if not isinstance(problem, Exception):
             return RebalanceStatus.FAILED, "it was interrupted"
         log_failure("bucket_not_moved", problem)
-        if self._image.bucket_state(move.bucket) is None:
+        state = self._image.bucket_state(move.bucket)
+        if state is None:
             return RebalanceStatus.CANCELED, DROPPED
+        if state.leader == move.target:  # another try has moved it, or somebody else
+            return RebalanceStatus.COMPLETED, ""
         return RebalanceStatus.FAILED, reason_of(problem)
 
     async def _save(self) -> None:
