@@ -18,7 +18,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -30,7 +30,7 @@ from contextlib import (
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -38,7 +38,7 @@ from zufluss import system
 from zufluss.clock import process_seconds, wall_ms
 from zufluss.clock_file import CLOCK_FILE, COORDINATOR_CLOCK_FILE, expiry_clock
 from zufluss.cluster.cluster_service import ClusterService
-from zufluss.cluster.examination import Examination, cluster_findings, net_findings
+from zufluss.cluster.examination import Examination, Examine, cluster_findings, net_findings
 from zufluss.cluster.image import ClusterNode
 from zufluss.cluster.metadata_service import MetadataService
 from zufluss.cluster.remote import home
@@ -49,11 +49,14 @@ from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.remote.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
+from zufluss.coordinator.standby import Standby
+from zufluss.coordinator.turn import Turn, stop_in_time, turn_of
 from zufluss.embedded_lake import with_lake
 from zufluss.errors import ConfigError, NetworkError, ZuflussError
 from zufluss.expiry import ExpiryClock
 from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files, files_from_environment
+from zufluss.meta.api import MetaStore
 from zufluss.meta.open import open_store
 from zufluss.meta.probe import store_probe
 from zufluss.net.client import RpcConnection, open_connection
@@ -78,6 +81,7 @@ from zufluss.obs.server import (
     serve_http,
     session_samples,
     tiering_samples,
+    turn_samples,
 )
 from zufluss.obs.slow_stop import report_slow_stop, reports_end
 from zufluss.record import kernels
@@ -97,6 +101,8 @@ from zufluss.wire.sasl import PlainAuthenticator
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 MALLOC_TRIM_THRESHOLD = -1
 MALLOC_MMAP_THRESHOLD = -3
 CONNECTIONS_SHARE = 2
@@ -109,8 +115,8 @@ SWITCH_SECONDS = 0.0002
 while the turns of a busy loop are shorter: between two of them the loop lets go of the interpreter
 for an instant, too short for another thread, whose wait begins anew each time. A transaction of
 2 ms then lasts as long as the loop is busy."""
-BOTH_ROLES, COORDINATOR, TABLET_SERVER = (
-    "coordinator and tablet server", "coordinator", "tablet server",
+BOTH_ROLES, COORDINATOR, STANDBY, TABLET_SERVER = (
+    "coordinator and tablet server", "coordinator", "standby coordinator", "tablet server",
 )  # fmt: skip
 """Roles of a process, as people read them."""
 LOCK_FILE = ".lock"
@@ -356,16 +362,23 @@ async def _serve_dev(conf: Configuration, stop: Stop, shown: Shown) -> None:
     files = files_from_environment()
     async with AsyncExitStack() as closing:
         expiry = await closing.enter_async_context(_expiry_clock(conf, files))
-        store = await open_store(conf)
-        closing.push_async_callback(store.close)
-        shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
         node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
-        creator = LakeTableCreator()
+        turn = await closing.enter_async_context(turn_of(conf, node, stop.now))
+        if not await _turn_has_come(turn, stop):
+            return
+        store = await _opened_store(conf, closing, shown)
         coordinator = await Coordinator.open(
-            conf, store, node, wall_ms, files=files, expiry_ms=expiry.now_ms, creator=creator
+            conf,
+            store,
+            node,
+            wall_ms,
+            files=files,
+            expiry_ms=expiry.now_ms,
+            creator=LakeTableCreator(),
+            on_fenced=_nothing if turn is None else turn.fenced,
         )
         orders = AsyncExitStack()
-        orders.push_async_callback(coordinator.stop)
+        orders.push_async_callback(stop_in_time, coordinator, store, _stop_seconds(conf))
         async with orders:  # until the tablet server can be stopped after the coordinator
             tablet = TabletServer(
                 conf,
@@ -405,9 +418,14 @@ async def _serve_dev(conf: Configuration, stop: Stop, shown: Shown) -> None:
         parts += [coordinator.tags.findings, coordinator.rebalances.findings]
         services.attach(Examination(conf, expiry, parts))
         services.attach(shown.describe(BOTH_ROLES))
+        shown.samples.append(turn_samples(turn))
         net.on_drain = tablet.fetch.drain
         shown.samples.extend([tablet_samples(tablet), *_coordinator_samples(coordinator)])
+        if turn is not None:
+            turn.leads = True
         await _accept(net, conf, stop, BOTH_ROLES, shown)
+    if turn is not None and turn.over is not None:
+        raise turn.over
 
 
 def _expiry_clock(
@@ -438,37 +456,98 @@ async def _serve_coordinator(conf: Configuration, stop: Stop, shown: Shown) -> N
     services = Services()
     net = await _bound(conf, services, server_type=1)
     tablets = ServerConnections()
+    connect = partial(tablets.to_tablet, conf.get(options.INTERNAL_LISTENER_NAME))
 
     files = files_from_environment()
+    node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
     async with AsyncExitStack() as closing:
         expiry = await closing.enter_async_context(
             _expiry_clock(conf, files, COORDINATOR_CLOCK_FILE)
         )
-        store = await open_store(conf)
-        closing.push_async_callback(store.close)
-        shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
         closing.callback(tablets.close)
-        creator = LakeTableCreator()
-        coordinator = await Coordinator.open(
-            conf,
-            store,
-            _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net),
-            wall_ms,
-            connect=partial(tablets.to_tablet, conf.get(options.INTERNAL_LISTENER_NAME)),
-            files=files,
-            expiry_ms=expiry.now_ms,
-            creator=creator,
-        )
-        closing.push_async_callback(coordinator.stop)
-        coordinator.register(services)
-        parts = [cluster_findings(coordinator.image), net_findings(net)]
-        parts += [coordinator.tags.findings, coordinator.rebalances.findings]
-        if coordinator.takeovers is not None:
-            parts.append(coordinator.takeovers.findings)
-        services.attach(Examination(conf, expiry, parts))
-        services.attach(shown.describe(COORDINATOR))
-        shown.samples.extend(_coordinator_samples(coordinator))
-        await _accept(net, conf, stop, COORDINATOR, shown)
+        turn = await closing.enter_async_context(turn_of(conf, node, stop.now))
+        parts: list[Examine] = [net_findings(net)]
+        shown.samples.append(turn_samples(turn))
+        if turn is not None:
+            parts.append(turn.findings)
+            shown.pulse.watch(turn.state)
+            if not turn.has_come:
+                services.attach(Examination(conf, expiry, parts))
+                services.attach(shown.describe(STANDBY))
+                Standby(node, turn.leader, connect).register(services)
+                await _begin_to_accept(net, conf, STANDBY, shown)
+        coordinator = None
+        if await _turn_has_come(turn, stop):
+            store = await _opened_store(conf, closing, shown)
+            opening = Coordinator.open(
+                conf,
+                store,
+                node,
+                wall_ms,
+                connect=connect,
+                files=files,
+                expiry_ms=expiry.now_ms,
+                creator=LakeTableCreator(),
+                on_fenced=_nothing if turn is None else turn.fenced,
+            )
+            coordinator = await _unless_stopped(stop, opening)
+        if coordinator is not None:
+            closing.push_async_callback(stop_in_time, coordinator, store, _stop_seconds(conf))
+            parts += _cluster_parts(coordinator)
+            services.handlers.clear()  # of the standby
+            coordinator.register(services)
+            services.attach(Examination(conf, expiry, parts))
+            services.attach(shown.describe(COORDINATOR))
+            shown.samples.extend(_coordinator_samples(coordinator))
+            if turn is not None:
+                turn.leads = True
+                log.info("coordinator_leads", epoch=coordinator.catalog.epoch)
+            if not shown.accepting:
+                await _begin_to_accept(net, conf, COORDINATOR, shown)
+        await stop.wait()
+        if turn is not None:
+            turn.leave()
+        await _drain(net, conf, COORDINATOR, shown)
+    if turn is not None and turn.over is not None:
+        raise turn.over
+
+
+async def _turn_has_come(turn: Turn | None, stop: asyncio.Event) -> bool:
+    """Wait until this process is elected; False if the server is to stop before that."""
+    if turn is not None:
+        await _unless_stopped(stop, turn.come())
+    return turn is None or (turn.has_come and not stop.is_set())
+
+
+async def _opened_store(conf: Configuration, closing: AsyncExitStack, shown: Shown) -> MetaStore:
+    """The metadata store, which is read only after the turn has come: it is not behind then."""
+    store = await open_store(conf)
+    closing.push_async_callback(store.close)
+    shown.pulse.watch(await closing.enter_async_context(store_probe(store)))
+    return store
+
+
+def _cluster_parts(coordinator: Coordinator) -> list[Examine]:
+    """What the coordinator that leads knows of the cluster."""
+    parts = [cluster_findings(coordinator.image)]
+    parts += [coordinator.tags.findings, coordinator.rebalances.findings]
+    return parts if coordinator.takeovers is None else [*parts, coordinator.takeovers.findings]
+
+
+def _stop_seconds(conf: Configuration) -> float:
+    return conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _unless_stopped(stop: asyncio.Event, opening: Coroutine[Any, Any, T]) -> T | None:
+    """The result of some work, which may last for long; None if the server is to stop meanwhile."""
+    work = asyncio.ensure_future(opening)
+    await _first(work, stop.wait())
+    await asyncio.wait({work})  # it was cancelled if the server is to stop
+    return None if work.cancelled() else work.result()
 
 
 async def _serve_tablet(conf: Configuration, stop: Stop, shown: Shown) -> None:
@@ -595,6 +674,12 @@ async def _accept(
     leave: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve until `stop`, then drain; before that, `leave` the cluster."""
+    await _begin_to_accept(net, conf, role, shown)
+    await stop.wait()
+    await _drain(net, conf, role, shown, leave)
+
+
+async def _begin_to_accept(net: NetServer, conf: Configuration, role: str, shown: Shown) -> None:
     await net.start()
     disk = disk_samples(Path(conf.get(options.DATA_DIR)))
     shown.samples.extend([net_samples(net, role), disk])
@@ -603,12 +688,20 @@ async def _accept(
     fill_reserve()
     shown.pulse.accepting()
     _ready(net, role)
-    await stop.wait()
+
+
+async def _drain(
+    net: NetServer,
+    conf: Configuration,
+    role: str,
+    shown: Shown,
+    leave: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     log.info("stopping", role=role)
     shown.pulse.note()
     if leave is not None:
         await leave()
-    await net.stop(conf.get(options.ZUFLUSS_SHUTDOWN_TIMEOUT) / 1000)
+    await net.stop(_stop_seconds(conf))
     shown.samples.clear()  # of parts that are closed next
 
 
@@ -622,6 +715,11 @@ class Shown:
     """How late the event loop was."""
     samples: list[ReadSamples]
     """The metrics."""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the server accepts requests."""
+        return self.pulse.accepts
 
     def describe(self, role: str) -> ServerDescription:
         """The handler that answers the metrics to clients."""

@@ -152,21 +152,28 @@ class MetadataService:
         in a moment: pyfluss 1.0.0 keeps an old leader for ever once it was told a leader that is
         not among the servers.
         """
-        image = self._image
+        image, listener = self._image, self._listener(request, ctx)
         paths = {path_from_proto(path): None async for path in paced(request.table_path)}
         tables = [image.table(path) for path in paths]
         partitions = await self._partitions(request, ctx.peer)
         response = m.MetadataResponse(
-            tablet_servers=_visible(self._servers(), ctx.listener),
+            tablet_servers=_visible(self._servers(), listener),
             table_metadata=[self._table(table) async for table in paced(tables)],
             partition_metadata=[codec.partition_to_proto(p) async for p in paced(partitions)],
         )
         for server in response.tablet_servers:
             if (tag := image.tags.get(server.node_id)) is not None:
                 server.server_tag = tag
-        for node in _visible(filter(None, [image.coordinator]), ctx.listener):
+        for node in _visible(filter(None, [image.coordinator]), listener):
             response.coordinator_server.CopyFrom(node)
         return response
+
+    def _listener(self, request: m.MetadataRequest, ctx: RequestContext) -> str:
+        """The listener of the client; a standby coordinator passes requests of clients on."""
+        internal = self._conf.get(options.INTERNAL_LISTENER_NAME)
+        if request.HasField("listener") and ctx.listener == internal:
+            return request.listener
+        return ctx.listener
 
     def _servers(self) -> list[ClusterNode]:
         image = self._image

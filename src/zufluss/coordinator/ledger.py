@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zufluss.coordinator import records
 from zufluss.errors import ErrorCode, ZuflussError, error
@@ -41,6 +41,8 @@ class Ledger:
         """The layout that the store had when it was opened; see `records.py`."""
         self.epoch = epoch
         """The coordinator epoch, larger than that of every coordinator before."""
+        self.on_fenced: Callable[[], None] = lambda: None
+        """Called when another coordinator has taken over."""
         self._store = store
         self._epoch_version = version
         self._counter_lock = asyncio.Lock()
@@ -62,6 +64,7 @@ class Ledger:
         except ConflictError as conflict:
             if conflict.op.path != records.EPOCH_PATH:
                 raise
+            self.on_fenced()
             raise error(
                 ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION,
                 f"coordinator epoch {self.epoch} is over: another coordinator has taken this "

@@ -244,15 +244,18 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
         expiry_ms: Callable[[], int] | None = None,
         creator: LakeTableCreator | None = None,
+        on_fenced: Callable[[], None] = lambda: None,
     ) -> Coordinator:
         """Take over a metadata store, and fence off the coordinator that had it before.
 
         `node` is the coordinator itself as clients reach it. `connect` reaches tablet servers of
         other processes. `clock` counts the seconds of leases and producers, and never jumps;
         `expiry_ms` is the time by which other things expire, by default the clock's. `creator`
-        creates lake tables; without one they appear with the first round of tiering.
+        creates lake tables; without one they appear with the first round of tiering. `on_fenced` is
+        called when another coordinator has taken the store over.
         """
         ledger = await Ledger.open(store)
+        ledger.on_fenced = on_fenced
         entries = await store.tree("/")
         if await upgrade(ledger, entries):
             entries = await store.tree("/")

@@ -454,6 +454,10 @@ KV_SNAPSHOT_DELETIONS = coordinator_metric(
     "zufluss_kv_snapshot_deletions_pending",
     "Buckets with dropped key-value snapshots whose files are still to be deleted.",
 )
+COORDINATOR_LEADS = coordinator_metric(
+    "zufluss_coordinator_leads",
+    "1 for the coordinator that leads the cluster, 0 for a standby.",
+)
 WAL_SESSIONS = coordinator_metric(
     "zufluss_wal_sessions",
     "Sessions of tablet servers in the shared log, by state: `live`, `closing` (where it ended is "

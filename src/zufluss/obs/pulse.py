@@ -87,6 +87,11 @@ class Pulse:
         self._accepting = True
         self.note()
 
+    @property
+    def accepts(self) -> bool:
+        """Whether the server accepts requests."""
+        return self._accepting
+
     def start(self) -> None:
         """Note the state now and every second."""
         self._timer = self._loop.call_later(PERIOD_SECONDS, self.start)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from zufluss.coordinator.rebalance.rebalances import Rebalances
     from zufluss.coordinator.remote.keeper import RemoteKeeper
     from zufluss.coordinator.remote.locations import LocationRegistry
+    from zufluss.coordinator.turn import Turn
     from zufluss.coordinator.wal.book import SessionBook
     from zufluss.coordinator.wal.takeover import Takeovers
     from zufluss.net.server import NetServer
@@ -250,6 +251,15 @@ def lease_samples(leases: LeaseBook) -> ReadSamples:
         yield Sample(metrics.KV_SNAPSHOT_LEASED_BYTES, counts.bytes)
         yield Sample(metrics.KV_SNAPSHOT_LEASE_OLDEST_AGE_SECONDS, counts.oldest_age_seconds)
         yield Sample(metrics.KV_SNAPSHOT_LEASES_DAMAGED, counts.damaged)
+
+    return read
+
+
+def turn_samples(turn: Turn | None) -> ReadSamples:
+    """Whether this coordinator leads; without an election it does."""
+
+    def read() -> Iterable[Sample]:
+        yield Sample(metrics.COORDINATOR_LEADS, int(turn is None or turn.leads))
 
     return read
 

@@ -1059,6 +1059,9 @@ class MetadataRequest(_message.Message):
     TABLE_PATH_FIELD_NUMBER: _builtins.int
     PARTITIONS_PATH_FIELD_NUMBER: _builtins.int
     PARTITIONS_ID_FIELD_NUMBER: _builtins.int
+    LISTENER_FIELD_NUMBER: _builtins.int
+    listener: _builtins.str
+    """ours, between servers: the listener of the client that asked"""
     @_builtins.property
     def table_path(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PbTablePath]: ...
     @_builtins.property
@@ -1071,10 +1074,11 @@ class MetadataRequest(_message.Message):
         table_path: _abc.Iterable[_common_pb2.PbTablePath] | None = ...,
         partitions_path: _abc.Iterable[_common_pb2.PbPhysicalTablePath] | None = ...,
         partitions_id: _abc.Iterable[_builtins.int] | None = ...,
+        listener: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["listener", b"listener"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions_id", b"partitions_id", "partitions_path", b"partitions_path", "table_path", b"table_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["listener", b"listener", "partitions_id", b"partitions_id", "partitions_path", b"partitions_path", "table_path", b"table_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
