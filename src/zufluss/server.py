@@ -45,7 +45,7 @@ from zufluss.cluster.remote import home
 from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.unserved import AccessRuleListing
 from zufluss.cluster.writer_ids import WriterIds
-from zufluss.config import options
+from zufluss.config import options, zookeeper_options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.remote.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
@@ -91,6 +91,7 @@ from zufluss.remote.storage import RemoteStorage
 from zufluss.remote.tokens import Tokens
 from zufluss.tablet.coordinator_client import CoordinatorClient
 from zufluss.tablet.findings import tablet_findings
+from zufluss.tablet.leading import LeadingCoordinator
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.readiness import buckets_state, coordinator_state
 from zufluss.tablet.samples import tablet_samples
@@ -456,7 +457,7 @@ async def _serve_coordinator(conf: Configuration, stop: Stop, shown: Shown) -> N
     services = Services()
     net = await _bound(conf, services, server_type=1)
     tablets = ServerConnections()
-    connect = partial(tablets.to_tablet, conf.get(options.INTERNAL_LISTENER_NAME))
+    connect = partial(tablets.to_server, conf.get(options.INTERNAL_LISTENER_NAME))
 
     files = files_from_environment()
     node = _node(conf.get(options.ZUFLUSS_COORDINATOR_ID), net)
@@ -559,11 +560,11 @@ async def _serve_tablet(conf: Configuration, stop: Stop, shown: Shown) -> None:
 async def _serve_tablet_until(
     conf: Configuration, stop: Stop, files: Files, expiry: ExpiryClock, shown: Shown
 ) -> None:
-    host, port = _coordinator_address(conf)
     services = Services()
-    net = await _bound(conf, services, server_type=2)
     connections = ServerConnections()
-    coordinator = CoordinatorClient(lambda: connections.connect(host, port))
+    leading, connect = _coordinator_of(conf, connections)
+    net = await _bound(conf, services, server_type=2)
+    coordinator = CoordinatorClient(connect)
     state_file = Path(conf.get(options.DATA_DIR)) / TABLET_STATE_FILE
     storage = RemoteStorage(conf, NO_LOCATIONS, state_file=state_file)
     tablet = TabletServer(
@@ -574,7 +575,7 @@ async def _serve_tablet_until(
         coordinator,
         coordinator.allocate_ids,
         expiry_ms=expiry.now_ms,
-        connect=partial(connections.to_tablet, conf.get(options.INTERNAL_LISTENER_NAME)),
+        connect=partial(connections.to_server, conf.get(options.INTERNAL_LISTENER_NAME)),
     )
 
     def claim(cluster_id: str) -> None:
@@ -597,7 +598,7 @@ async def _serve_tablet_until(
     )
     tablet.rejoin = link.rejoin
     leaders = ServerConnections()
-    tablet.follow_through(partial(leaders.to_tablet, conf.get(options.INTERNAL_LISTENER_NAME)))
+    tablet.follow_through(partial(leaders.to_server, conf.get(options.INTERNAL_LISTENER_NAME)))
     link.register(services)
     shown.pulse.watch(coordinator_state(link))
     shown.pulse.watch(buckets_state(tablet))
@@ -613,6 +614,8 @@ async def _serve_tablet_until(
     after.attach(shown.describe(f"{TABLET_SERVER} {tablet.server_id}"))
     net.on_drain = tablet.fetch.drain
     try:
+        if leading is not None:
+            leading.start()
         await net.start()  # first: the coordinator calls back as soon as it knows us
         storage.start()
         joining = asyncio.create_task(link.start())
@@ -631,6 +634,8 @@ async def _serve_tablet_until(
         await storage.stop()
         connections.close()
         leaders.close()
+        if leading is not None:
+            await leading.stop()
 
 
 class AfterJoining(Services):
@@ -652,6 +657,27 @@ class AfterJoining(Services):
             return await handler(request, context)
 
         super().register(key, wait_and_answer)
+
+
+def _coordinator_of(
+    conf: Configuration, connections: ServerConnections
+) -> tuple[LeadingCoordinator | None, Callable[[], Awaitable[RpcConnection]]]:
+    """How a tablet server reaches the coordinator: the one that leads, or the only one."""
+    if not conf.get(zookeeper_options.ZOOKEEPER_ADDRESS):
+        host, port = _coordinator_address(conf)
+        return None, lambda: connections.connect(host, port)
+    internal = conf.get(options.INTERNAL_LISTENER_NAME)
+
+    def forget(former: ClusterNode) -> None:
+        if (endpoint := former.endpoint(internal)) is not None:
+            connections.drop(endpoint.host, endpoint.port)
+
+    leading = LeadingCoordinator(conf, forget)
+
+    async def connect() -> RpcConnection:
+        return await connections.to_server(internal, leading.node)
+
+    return leading, connect
 
 
 def _coordinator_address(conf: Configuration) -> tuple[str, int]:
@@ -777,12 +803,12 @@ class ServerConnections:
             opening.add_done_callback(lambda _: self._opening.pop((host, port)))
         return await asyncio.shield(opening)
 
-    async def to_tablet(self, listener: str, node: ClusterNode) -> RpcConnection:
-        """A live connection to the internal `listener` of a tablet server."""
+    async def to_server(self, listener: str, node: ClusterNode) -> RpcConnection:
+        """A live connection to the internal `listener` of a server."""
         endpoint = node.endpoint(listener)
         if endpoint is None:
             raise NetworkError(
-                f"tablet server {node.node_id} has no listener {listener} (internal.listener.name)"
+                f"server {node.node_id} has no listener {listener} (internal.listener.name)"
             )
         return await self.connect(endpoint.host, endpoint.port)
 
@@ -790,6 +816,11 @@ class ServerConnections:
         connection = await open_connection(host, port, connect_timeout_ms=CONNECT_TIMEOUT_MS)
         self._open[host, port] = connection
         return connection
+
+    def drop(self, host: str, port: int) -> None:
+        """Close the connection to an address; calls under way fail."""
+        if (known := self._open.pop((host, port), None)) is not None:
+            known.close()
 
     def close(self) -> None:
         """Close them all."""

@@ -98,8 +98,12 @@ class RecordingTablet:
         replicas: Sequence[ReplicaAssignment],
         producers: Sequence[TableProducers] = (),
         session: WalSession | None = None,
+        *,
+        goes_on: bool = False,
     ) -> None:
-        self.image, self.session = image, session
+        self.image = image
+        if not goes_on:
+            self.session = session
         self.configs_when_assigned = self.configs
         self.buckets = {r.table_bucket: r for r in replicas}
         self.producers = {t.table_id: t for t in producers}

@@ -238,7 +238,7 @@ async def test_a_server_learns_how_far_the_lake_got_with_a_commit_and_when_it_re
     await apart.stop_coordinator()
 
 
-async def test_a_restarted_coordinator_asks_its_servers_to_register_again(apart: Apart) -> None:
+async def test_a_restarted_coordinator_goes_on_with_registrations(apart: Apart) -> None:
     """The heartbeat finds out, and the tables are all there."""
     await apart.link.join()
     await apart.create_table()
@@ -247,7 +247,7 @@ async def test_a_restarted_coordinator_asks_its_servers_to_register_again(apart:
     await apart.start_coordinator()
     assert apart.coordinator.image.tablets == {}
     await apart.link.heartbeat()
-    assert apart.link.server_epoch > epoch
+    assert apart.link.server_epoch == epoch
     assert apart.in_step()
     assert len(apart.tablet.buckets) == 2
     assert len(set(apart.cluster_ids)) == 1

@@ -150,11 +150,14 @@ class LocalTablet(TabletGateway, Protocol):
         replicas: Sequence[ReplicaAssignment],
         producers: Sequence[TableProducers] = (),
         session: WalSession | None = None,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """Use this image, hold exactly these buckets, and delete every other one on the disk.
 
         `producers` has every table with producers. `session` is the session of the shared log that
-        begins now, None where logs are durable on the disk of their server.
+        begins now, None where logs are durable on the disk of their server, and if the present one
+        `goes_on` under another coordinator: buckets that are open stay so.
         """
 
 

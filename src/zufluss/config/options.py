@@ -106,7 +106,8 @@ ZUFLUSS_COORDINATOR_ADDRESS = string_option(
     "zufluss.coordinator.address",
     None,
     "`host:port` of the coordinator's internal listener; a tablet server started on its own "
-    "(`zufluss server --role tablet`) registers there.",
+    "(`zufluss server --role tablet`) registers there. With `zookeeper.address` it registers at "
+    "the coordinator that leads, and needs no address.",
 )
 TABLET_SERVER_ID = int_option(
     "tablet-server.id",

@@ -12,8 +12,8 @@ ZOOKEEPER_ADDRESS = string_option(
     "zookeeper.address",
     None,
     "`host:port` of each ZooKeeper server, separated by commas. The coordinator keeps its metadata "
-    "there instead of in `data.dir`; needs `pip install 'zufluss[zookeeper]'` and ZooKeeper 3.6 or "
-    "later.",
+    "there instead of in `data.dir`, and tablet servers find the one that leads; needs "
+    "`pip install 'zufluss[zookeeper]'` and ZooKeeper 3.6 or later.",
     default_text="metadata in `data.dir`",
 )
 ZOOKEEPER_PATH_ROOT = string_option(

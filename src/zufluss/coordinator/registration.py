@@ -2,7 +2,8 @@
 
 A registration has a server epoch from a durable counter. It ends when the server registers again,
 or is silent for too long. A server joins between two changes of the catalog: the answer carries the
-whole image, and every later change is sent to the new registration. A server that has left is not
+whole image, and every later change is sent to the new registration. A registration outlives its
+coordinator: the next one goes on with it, under the same epoch. A server that has left is not
 in the metadata, but with a shared log as long as it leads buckets (`cluster/metadata_service.py`).
 Heartbeats report what the server saw of the remote locations.
 
@@ -15,7 +16,7 @@ Heartbeats report what the server saw of the remote locations.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,12 +34,13 @@ from zufluss.cluster.replicas import (
 from zufluss.cluster.wal import WalSession, session_to_proto
 from zufluss.config.values import parse_endpoints
 from zufluss.coordinator.catalog.catalog import Catalog
+from zufluss.coordinator.confirmations import Confirmations
 from zufluss.coordinator.producers.book import ProducerBook
 from zufluss.coordinator.remote.locations import LocationRegistry
 from zufluss.coordinator.tablets import RemoteTablet, Tablets, producer_messages
 from zufluss.coordinator.wal.book import LOCAL, REMOTE
 from zufluss.coordinator.wal.keeper import WalKeeper
-from zufluss.errors import ConfigError, ErrorCode, NetworkError, error
+from zufluss.errors import ConfigError, ErrorCode, NetworkError, ZuflussError, error
 from zufluss.periodic import log_failure, pause, repeat
 from zufluss.remote.health import HealthReport
 from zufluss.tasks import end
@@ -93,6 +95,10 @@ class TabletSession:
     replaced: bool = False
     """Whether a process registers with its id: another one, or itself."""
 
+    def goes_on(self, node: ClusterNode, server_epoch: int) -> bool:
+        """Whether this is the registration of the process that asks to go on with it."""
+        return (self.node, self.tablet.server_epoch) == (node, server_epoch) and not self.replaced
+
     def is_followed(self, server_epoch: int) -> bool:
         """Whether a process has registered, or does so now, after the one with this epoch."""
         own = self.tablet.server_epoch
@@ -113,11 +119,13 @@ class Registrations:
         on_join: Callable[[int], None],
         wal: WalKeeper | None = None,
         on_leave: Callable[[], None] = lambda: None,
+        confirmations: Confirmations | None = None,
     ) -> None:
         """`on_join` gets the id of every server that registered; `clock` never jumps.
 
         `wal` has the sessions of the shared log, None where disks have the logs. `on_leave` is
-        called after a server was given up.
+        called after a server was given up. `confirmations` says whether another coordinator has
+        taken over; None where that cannot be, or does not matter to lookups.
         """
         self._catalog = catalog
         self._image = catalog.image
@@ -129,6 +137,9 @@ class Registrations:
         self._on_join = on_join
         self._on_leave = on_leave
         self._wal = wal
+        self._confirmations = confirmations
+        self._known: set[int] = set()
+        """Servers that have registered with this coordinator, or gone on under it."""
         self._sessions: dict[int, TabletSession] = {}
         self._check_seconds = CHECK_SECONDS if wal is None else CHECK_SECONDS_SHARED
         self._checked = clock()
@@ -160,6 +171,8 @@ class Registrations:
         """REGISTER_TABLET_SERVER (30000): the answer carries the image and all replicas."""
         node = _node_of(request)
         self._check_durability(request)
+        if request.HasField("living_server_epoch"):
+            return await self._go_on(node, request.living_server_epoch)
         before = self._sessions.get(node.node_id)
         if before is not None:
             if before.node != node:
@@ -180,6 +193,19 @@ class Registrations:
         self._on_join(node.node_id)
         return response
 
+    async def _go_on(self, node: ClusterNode, living: int) -> m.RegisterTabletServerResponse:
+        """Go on with a registration at a former coordinator; error 58 if it has to begin anew."""
+        response = await self._catalog.exclusive(partial(self._join_living, node, living))
+        await self._confirm()
+        log.info("tablet_goes_on", server_id=node.node_id, epoch=living)
+        self._on_join(node.node_id)
+        return response
+
+    async def _confirm(self) -> None:
+        """Raise error 65 if another coordinator has taken over, and its word counts."""
+        if self._confirmations is not None:
+            await self._confirmations.confirmed()
+
     async def tablet_heartbeat(
         self, request: m.TabletHeartbeatRequest, ctx: RequestContext
     ) -> m.TabletHeartbeatResponse:
@@ -191,21 +217,17 @@ class Registrations:
         """
         session = self._sessions.get(request.server_id)
         if session is not None and session.is_followed(request.server_epoch):
-            raise error(
-                ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
-                f"another process registered as tablet server {request.server_id} after this one, "
-                f"at {session.node.endpoints[0]}; give each server a tablet-server.id of its own",
-            )
-        if session is None or session.tablet.server_epoch != request.server_epoch:
-            raise error(
-                ErrorCode.SERVER_NOT_EXIST_EXCEPTION,
-                f"tablet server {request.server_id} with epoch {request.server_epoch} is not "
-                f"registered; register again",
-            )
+            raise _followed(request.server_id, f", at {session.node.endpoints[0]}")
+        other = request.HasField("coordinator_epoch") and (
+            request.coordinator_epoch != self._catalog.epoch
+        )
+        if session is None or other or session.tablet.server_epoch != request.server_epoch:
+            raise _unknown(request.server_id, request.server_epoch)
         session.seen = self._clock()
         self._tablets.heard_of(request.server_id)
         self._report(request)
         self._check_location(request.server_id)
+        await self._confirm()
         known, locations = request.locations_version, self._locations.locations
         behind = request.HasField("locations_version") and known < locations.version
         configs = self._locations.configs_for_tablets
@@ -363,12 +385,48 @@ class Registrations:
             self._take_leave()
 
     async def _join(self, node: ClusterNode) -> m.RegisterTabletServerResponse:
-        epoch, server_epoch = self._catalog.epoch, await self._catalog.next_server_epoch()
-        connect = partial(self._connect, node)
-        tablet = RemoteTablet(node.node_id, epoch, server_epoch, connect, TABLET_TIMEOUT_MS)
+        server_epoch = await self._catalog.next_server_epoch()
         self._tablets.detach(node.node_id)
         await self._announce(node.node_id, (node,))
         session, replicas = await self._begin(node.node_id, server_epoch)
+        return await self._joined(node, server_epoch, session, replicas)
+
+    async def _join_living(self, node: ClusterNode, living: int) -> m.RegisterTabletServerResponse:
+        """Go on with a registration if nobody has registered with this id here.
+
+        The same process may ask twice, because an answer was lost.
+        """
+        before = self._sessions.get(node.node_id)
+        live = None if self._wal is None else self._wal.book.live(node.node_id)
+        if live is not None and live.session.server_epoch > living:
+            raise _followed(node.node_id, "")
+        again = before is not None and before.goes_on(node, living)
+        if again and self._wal is not None and self._wal.is_displaced(node.node_id):
+            raise _unknown(node.node_id, living)  # it was told to begin one in another location
+        if not again and node.node_id in self._known:
+            raise _unknown(node.node_id, living)
+        replicas = assignments(self._image, node.node_id)
+        if self._wal is not None:
+            if not self._wal.is_live(node.node_id, living):
+                raise _unknown(node.node_id, living)
+            replicas = self._wal.assignments(node.node_id)
+        if before is not None:
+            before.tablet.end()
+        self._tablets.detach(node.node_id)
+        await self._announce(node.node_id, (node,))
+        return await self._joined(node, living, None, replicas)
+
+    async def _joined(
+        self,
+        node: ClusterNode,
+        server_epoch: int,
+        session: WalSession | None,
+        replicas: Sequence[ReplicaAssignment],
+    ) -> m.RegisterTabletServerResponse:
+        """Send a server its orders from now on; the answer to its registration."""
+        epoch, connect = self._catalog.epoch, partial(self._connect, node)
+        tablet = RemoteTablet(node.node_id, epoch, server_epoch, connect, TABLET_TIMEOUT_MS)
+        self._known.add(node.node_id)
         self._sessions[node.node_id] = TabletSession(node, tablet, self._clock())
         self._tablets.attach(node.node_id, tablet)
         producers = self._producers.of_server(node.node_id)
@@ -441,6 +499,21 @@ class Registrations:
         nodes = NodesPut(self._image.coordinator, (*others, *now))
         self._image.apply([nodes])
         await self._tablets.update_metadata([nodes])
+
+
+def _unknown(server_id: int, server_epoch: int) -> ZuflussError:
+    return error(
+        ErrorCode.SERVER_NOT_EXIST_EXCEPTION,
+        f"tablet server {server_id} with epoch {server_epoch} is not registered; register again",
+    )
+
+
+def _followed(server_id: int, where: str) -> ZuflussError:
+    return error(
+        ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION,
+        f"another process registered as tablet server {server_id} after this one{where}; give each "
+        "server a tablet-server.id of its own",
+    )
 
 
 def _node_of(request: m.RegisterTabletServerRequest) -> ClusterNode:

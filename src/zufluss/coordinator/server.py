@@ -36,13 +36,14 @@ from zufluss.cluster.replicas import LocalTablet, assignments
 from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.unserved import UnservedProcedures
 from zufluss.cluster.writer_ids import WriterIds
-from zufluss.config import options
+from zufluss.config import options, zookeeper_options
 from zufluss.config.load import Configuration, LiveConfiguration
 from zufluss.coordinator import records
 from zufluss.coordinator.bucket_remotes import BucketRemotes
 from zufluss.coordinator.catalog.auto_partitions import AutoPartitions
 from zufluss.coordinator.catalog.catalog import Catalog
 from zufluss.coordinator.catalog.service import CoordinatorService
+from zufluss.coordinator.confirmations import Confirmations
 from zufluss.coordinator.feed import Feed
 from zufluss.coordinator.lake.book import LakeBook
 from zufluss.coordinator.lake.creation import LakeTableKeeper
@@ -229,6 +230,7 @@ class Coordinator:
             self._server_joined,
             self.wal,
             self._server_left,
+            _confirmations(base, self.wal),
         )
 
     @classmethod
@@ -444,6 +446,13 @@ def _wal_keeper(
 ) -> WalKeeper:
     storage = state.locations.storage
     return WalKeeper(base.conf, state.sessions, storage, catalog, base.clock, base.expiry_ms, reach)
+
+
+def _confirmations(base: _Base, wal: WalKeeper | None) -> Confirmations | None:
+    """Needed where another coordinator may take over, and its word lets servers answer lookups."""
+    if wal is None or not base.conf.get(zookeeper_options.ZOOKEEPER_ADDRESS):
+        return None
+    return Confirmations(base.ledger.confirm)
 
 
 def _lake(base: _Base, state: _State) -> LakeTables:

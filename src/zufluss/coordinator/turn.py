@@ -12,19 +12,17 @@ is a standby within a second or two.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from zufluss.cluster import codec
 from zufluss.cluster.examination import Finding, Severity
 from zufluss.cluster.image import ClusterNode
+from zufluss.cluster.leader import node_from_data, node_to_data
 from zufluss.config import zookeeper_options
 from zufluss.config.load import Configuration
-from zufluss.config.values import parse_endpoints
 from zufluss.errors import ErrorCode, ZuflussError, error
 from zufluss.meta.open import open_zookeeper
 from zufluss.obs.pulse import PartState
@@ -40,18 +38,6 @@ log = structlog.get_logger(__name__)
 
 LEADER_SECONDS: Final = 2.0
 """How long a standby waits for ZooKeeper when it looks who leads."""
-
-
-def node_to_data(node: ClusterNode) -> bytes:
-    """A coordinator as its candidate tells others."""
-    value = {"id": node.node_id, "listeners": codec.listeners_to_text(node.endpoints)}
-    return json.dumps(value).encode()
-
-
-def node_from_data(data: bytes) -> ClusterNode:
-    """A coordinator from what its candidate tells others."""
-    value = json.loads(data)
-    return ClusterNode(value["id"], parse_endpoints(value["listeners"]))
 
 
 class Turn:

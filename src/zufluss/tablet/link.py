@@ -2,7 +2,8 @@
 
 Used by a tablet server that runs on its own. The link registers the server, applies the picture and
 the replicas in the answer, sends heartbeats, and registers again when the coordinator does not know
-the server any more. It also answers the orders of the coordinator (UPDATE_METADATA,
+the server any more. Another coordinator goes on with the registration at the former one. The link
+also answers the orders of the coordinator (UPDATE_METADATA,
 NOTIFY_LEADER_AND_ISR, STOP_REPLICA and others). Orders wait while a registration is
 under way. An order of an earlier registration is refused: it would undo what the answer said.
 
@@ -33,7 +34,7 @@ from zufluss.cluster.replicas import (
     replica_from_proto,
     stop_from_proto,
 )
-from zufluss.cluster.wal import session_from_proto
+from zufluss.cluster.wal import WalSession, session_from_proto
 from zufluss.errors import ErrorCode, ZuflussError, error, reason_of
 from zufluss.net.services import RequestContext, Services
 from zufluss.periodic import pause, repeat
@@ -154,13 +155,8 @@ class CoordinatorLink:
         Nothing is done if another call has registered the server meanwhile.
         """
         before = self.server_epoch
-        request = m.RegisterTabletServerRequest(
-            server_id=self._node.node_id,
-            listeners=codec.listeners_to_text(self._node.endpoints),
-            rack=self._node.rack,
-        )
+        request = self._registration()
         if self._session is not None:
-            request.remote_durability = True
             former = self._session.former_epoch()
             if former is not None:
                 request.former_server_epoch = former
@@ -178,35 +174,90 @@ class CoordinatorLink:
                 if answer.HasField("lookup_lease_ms"):
                     self._session.lease.seconds = answer.lookup_lease_ms / 1000
                 self._session.lease.confirmed(asked)
-            self._image.apply(codec.changes_of(answer.metadata))
-            self._coordinator.epoch = answer.coordinator_epoch
-            await self._update_locations(answer.locations)
-            await self._update_configs(answer.configs)
-            replicas = list(map(replica_from_proto, answer.replicas))
-            producers = await _producers(answer.producers)
             session = session_from_proto(answer.wal_session)
             live = session if answer.HasField("wal_session") else None
-            self.server_epoch = answer.server_epoch
-            work = repeat(self._interval, self._beat, "heartbeat_failed")
-            beating = asyncio.create_task(work, name="heartbeats-while-joining")
-            try:  # buckets may take longer to come up than a silent server is waited for
-                await self._tablet.assign(self._image, replicas, producers, live)
-            except BaseException:
-                self.server_epoch = NOT_REGISTERED
-                raise
-            finally:
-                await end(beating)
-        self._answered = self._clock()
+            await self._take_over(answer, live)
         log.info("registered", server_id=self._node.node_id, epoch=self.server_epoch)
 
+    async def _go_on(self) -> bool:
+        """Have a coordinator that is new go on with this registration; False if it refuses.
+
+        Nothing ends then: no session of the shared log, no lookup, no bucket.
+        """
+        living = self.server_epoch
+        if living == NOT_REGISTERED:
+            return False
+        request = self._registration()
+        request.living_server_epoch = living
+        async with self._turn:
+            if self.server_epoch != living:
+                return True  # it was registered anew meanwhile
+            asked = self._asked()
+            try:
+                answer = await self._coordinator.call(ApiKey.REGISTER_TABLET_SERVER, request)
+            except ZuflussError as problem:
+                if problem.code is ErrorCode.FENCED_LEADER_EPOCH_EXCEPTION:
+                    self._end_replaced(problem)
+                    return True
+                if problem.code is not ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
+                    raise
+                log.info("registration_not_gone_on_with", reason=problem.message)
+                return False
+            self._check_cluster(answer.cluster_id)
+            if self._session is not None:
+                self._session.lease.confirmed(asked)
+            await self._take_over(answer, None, goes_on=True)
+        log.info("registration_goes_on", server_id=self._node.node_id, epoch=living)
+        return True
+
+    def _registration(self) -> m.RegisterTabletServerRequest:
+        request = m.RegisterTabletServerRequest(
+            server_id=self._node.node_id,
+            listeners=codec.listeners_to_text(self._node.endpoints),
+            rack=self._node.rack,
+        )
+        if self._session is not None:
+            request.remote_durability = True
+        return request
+
+    async def _take_over(
+        self,
+        answer: m.RegisterTabletServerResponse,
+        session: WalSession | None,
+        *,
+        goes_on: bool = False,
+    ) -> None:
+        """Take over the picture and the buckets of an answer; in turn."""
+        self._image.apply(codec.changes_of(answer.metadata))
+        self._coordinator.epoch = answer.coordinator_epoch
+        await self._update_locations(answer.locations)
+        await self._update_configs(answer.configs)
+        replicas = list(map(replica_from_proto, answer.replicas))
+        producers = await _producers(answer.producers)
+        self.server_epoch = answer.server_epoch
+        work = repeat(self._interval, self._beat, "heartbeat_failed")
+        beating = asyncio.create_task(work, name="heartbeats-while-joining")
+        try:  # buckets may take longer to come up than a silent server is waited for
+            await self._tablet.assign(self._image, replicas, producers, session, goes_on=goes_on)
+        except BaseException:
+            self.server_epoch = NOT_REGISTERED
+            raise
+        finally:
+            await end(beating)
+        self._answered = self._clock()
+
     async def heartbeat(self) -> None:
-        """Send a heartbeat; register again if the coordinator does not know this server."""
+        """Send a heartbeat; register again if the coordinator does not know this server.
+
+        A coordinator that is new goes on with the registration at the former one.
+        """
         try:
             await self._beat()
         except ZuflussError as problem:
             if problem.code is not ErrorCode.SERVER_NOT_EXIST_EXCEPTION:
                 raise
-            await self.join()
+            if not await self._go_on():
+                await self.join()
 
     async def rejoin(self) -> None:
         """Register again because the session was ended, unless another process has this id now."""
@@ -260,6 +311,7 @@ class CoordinatorLink:
             location_reports=[report.to_proto() for report in self._reports()],
             locations_version=self._locations_version,
             configs_version=self._configs_version,
+            coordinator_epoch=self._coordinator.epoch,
         )
         asked = self._asked()
         try:
@@ -269,9 +321,7 @@ class CoordinatorLink:
                 raise
             if request.server_epoch != self.server_epoch:
                 return  # it is this process that registers
-            log.error("replaced", server_id=self._node.node_id, reason=problem.message)
-            self.replacement = problem
-            self._replaced()
+            self._end_replaced(problem)
             return
         self._answered = self._clock()
         if self._session is not None:
@@ -280,6 +330,12 @@ class CoordinatorLink:
             await self._update_locations(answer.locations)
         if answer.HasField("configs"):
             await self._update_configs(answer.configs)
+
+    def _end_replaced(self, problem: ZuflussError) -> None:
+        """Have this process end, because another one has its id."""
+        log.error("replaced", server_id=self._node.node_id, reason=problem.message)
+        self.replacement = problem
+        self._replaced()
 
     async def _update_configs(self, message: m.PbDynamicConfigs) -> None:
         await self._tablet.update_configs(DynamicConfigs.from_proto(message))

@@ -280,14 +280,17 @@ class TabletServer:
         replicas: Sequence[ReplicaAssignment],
         producers: Sequence[TableProducers] = (),
         session: WalSession | None = None,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """Take over this picture, hold exactly these buckets, delete every other on the disk.
 
         `producers` are complete: a table without an entry has no producers. All buckets are opened
-        anew when a `session` begins: what they have may be more than the former one had.
+        anew when a `session` begins: what they have may be more than the former one had. If the
+        present session `goes_on`, buckets that are open stay so.
         """
         async with self.assignments.order():
-            if self.shared is not None:
+            if self.shared is not None and not goes_on:
                 await self._begin(session)
             self.buckets.image = image
             await self._fence(self.producers.replace(producers))

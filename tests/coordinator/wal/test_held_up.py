@@ -57,9 +57,9 @@ async def test_a_server_that_opens_its_buckets_holds_up_no_other_registration(
     one, go_on = await world.server(1), asyncio.Event()
     assign = one.tablet.assign
 
-    async def slow(*args: Any) -> None:
+    async def slow(*args: Any, **named: Any) -> None:
         await go_on.wait()
-        await assign(*args)
+        await assign(*args, **named)
 
     one.tablet.assign = slow  # type: ignore[method-assign]
     epoch = one.link.server_epoch

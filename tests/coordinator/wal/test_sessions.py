@@ -182,7 +182,7 @@ async def test_sessions_outlive_the_coordinator(world: World) -> None:
     await world.wal.commit_wal_floor(one.session, 1)
     former = one.session
     await world.restart()
-    await one.link.heartbeat()  # it is not known, and registers again
+    await one.link.join()
     assert one.tablet.buckets[bucket].source == WalSource(former, 1, 2)
 
 

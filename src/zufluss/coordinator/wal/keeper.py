@@ -189,6 +189,15 @@ class WalKeeper:
         confirmed = self._confirmed.get(server_epoch, self._start)
         return math.ceil(max(0.0, lease_ms - 1000 * (self.clock() - confirmed)))
 
+    def is_live(self, server_id: int, server_epoch: int) -> bool:
+        """Whether a server may go on with a session that began under a former coordinator."""
+        record = self.book.live(server_id)
+        return (
+            record is not None
+            and (record.session.server_epoch, record.lease_ms) == (server_epoch, self.lease_ms)
+            and server_epoch not in self._ending
+        )
+
     def is_lost(self, session: WalSession) -> bool:
         """Whether the location of a session was given up as lost."""
         return self._storage.locations.get(session.location_id).is_gone

@@ -34,6 +34,7 @@ class RegisterTabletServerRequest(_message.Message):
     RACK_FIELD_NUMBER: _builtins.int
     REMOTE_DURABILITY_FIELD_NUMBER: _builtins.int
     FORMER_SERVER_EPOCH_FIELD_NUMBER: _builtins.int
+    LIVING_SERVER_EPOCH_FIELD_NUMBER: _builtins.int
     server_id: _builtins.int
     listeners: _builtins.str
     """advertised, NAME://host:port with commas between"""
@@ -42,6 +43,8 @@ class RegisterTabletServerRequest(_message.Message):
     """zufluss.log.durability = remote"""
     former_server_epoch: _builtins.int
     """of the last process of this data directory, which has ended"""
+    living_server_epoch: _builtins.int
+    """of a registration with a former coordinator, to go on with"""
     def __init__(
         self,
         *,
@@ -50,10 +53,11 @@ class RegisterTabletServerRequest(_message.Message):
         rack: _builtins.str | None = ...,
         remote_durability: _builtins.bool | None = ...,
         former_server_epoch: _builtins.int | None = ...,
+        living_server_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["former_server_epoch", b"former_server_epoch", "listeners", b"listeners", "rack", b"rack", "remote_durability", b"remote_durability", "server_id", b"server_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["former_server_epoch", b"former_server_epoch", "listeners", b"listeners", "living_server_epoch", b"living_server_epoch", "rack", b"rack", "remote_durability", b"remote_durability", "server_id", b"server_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["former_server_epoch", b"former_server_epoch", "listeners", b"listeners", "rack", b"rack", "remote_durability", b"remote_durability", "server_id", b"server_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["former_server_epoch", b"former_server_epoch", "listeners", b"listeners", "living_server_epoch", b"living_server_epoch", "rack", b"rack", "remote_durability", b"remote_durability", "server_id", b"server_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -161,12 +165,15 @@ class TabletHeartbeatRequest(_message.Message):
     LOCATION_REPORTS_FIELD_NUMBER: _builtins.int
     LOCATIONS_VERSION_FIELD_NUMBER: _builtins.int
     CONFIGS_VERSION_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     server_id: _builtins.int
     server_epoch: _builtins.int
     locations_version: _builtins.int
     """of the registry of locations that this server knows"""
     configs_version: _builtins.int
     """of the changed options that this server knows"""
+    coordinator_epoch: _builtins.int
+    """of the coordinator that this server is registered with"""
     @_builtins.property
     def location_reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PbLocationReport]:
         """what this server saw of each location"""
@@ -179,10 +186,11 @@ class TabletHeartbeatRequest(_message.Message):
         location_reports: _abc.Iterable[Global___PbLocationReport] | None = ...,
         locations_version: _builtins.int | None = ...,
         configs_version: _builtins.int | None = ...,
+        coordinator_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["configs_version", b"configs_version", "locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["configs_version", b"configs_version", "coordinator_epoch", b"coordinator_epoch", "locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs_version", b"configs_version", "location_reports", b"location_reports", "locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs_version", b"configs_version", "coordinator_epoch", b"coordinator_epoch", "location_reports", b"location_reports", "locations_version", b"locations_version", "server_epoch", b"server_epoch", "server_id", b"server_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
