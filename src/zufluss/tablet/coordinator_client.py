@@ -27,7 +27,7 @@ from zufluss.cluster.wal import (
     session_to_proto,
     takeover_to_proto,
 )
-from zufluss.errors import LakeSnapshotNotExistError
+from zufluss.errors import ErrorCode, LakeSnapshotNotExistError, NetworkError, ZuflussError
 from zufluss.model.table import TableBucket, TablePath
 from zufluss.wire import messages as m
 from zufluss.wire.api import ApiKey
@@ -49,9 +49,17 @@ class CoordinatorClient:
         """The epoch of the coordinator that this server is registered with."""
 
     async def call(self, api_key: ApiKey, request: Any) -> Any:
-        """Send a request and return the answer."""
+        """Send a request and return the answer.
+
+        `NetworkError`, as if there were no coordinator, while it does not lead yet or any more.
+        """
         connection = await self._connect()
-        return await connection.call(api_key, request, timeout_ms=CALL_TIMEOUT_MS)
+        try:
+            return await connection.call(api_key, request, timeout_ms=CALL_TIMEOUT_MS)
+        except ZuflussError as problem:
+            if problem.code is not ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION:
+                raise
+            raise NetworkError(problem.message) from problem
 
     async def allocate_writer_ids(self, count: int) -> range:
         """A range of writer ids from the coordinator."""

@@ -234,7 +234,7 @@ class ClusterConnection:
         The servers share the time, `client.request-timeout` unless given, so that one that is
         silent leaves some for the others.
         """
-        failure: ZuflussError = NetworkError("no server is known")
+        failure: ZuflussError | None = None
         whole = Backoff(timeout_ms or self.options.request_timeout_ms)
         addresses = self._addresses()
         for position, address in enumerate(addresses):
@@ -248,10 +248,12 @@ class ClusterConnection:
                     ErrorCode.NETWORK_EXCEPTION,
                     ErrorCode.REQUEST_TIME_OUT,
                     ErrorCode.UNSUPPORTED_VERSION,
+                    ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION,
                 ):
                     raise
-                failure = e
-        raise failure
+                if failure is None or e.code is not ErrorCode.UNSUPPORTED_VERSION:
+                    failure = e  # one that does not know the call says nothing of the others
+        raise failure or NetworkError("no server is known")
 
     def _addresses(self) -> list[Address]:
         tablets = [node.address for node in self.metadata.tablets.values()]

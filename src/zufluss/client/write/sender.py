@@ -37,7 +37,7 @@ from google.protobuf.message import Message
 
 from zufluss.client.core.cluster import ClusterConnection
 from zufluss.client.core.metadata import ServerNode
-from zufluss.client.core.retry import Backoff
+from zufluss.client.core.retry import PASSING, Backoff
 from zufluss.errors import (
     ErrorCode,
     LeaderNotAvailableError,
@@ -199,7 +199,8 @@ class Sender:
                     response = await self._connection.call_any(ApiKey.INIT_WRITER, request)
                 return int(response.writer_id)
             except ZuflussError as e:
-                if not e.retriable and e.code is not ErrorCode.UNKNOWN_SERVER_ERROR:
+                passing = e.retriable or e.code in PASSING
+                if not passing and e.code is not ErrorCode.UNKNOWN_SERVER_ERROR:
                     raise
                 failure = e
             await backoff.pause(failure)
