@@ -303,10 +303,19 @@ class TabletServer:
             for entry in [*image.tables()]:  # it may change meanwhile
                 await self.buckets.alter(entry)
             self.snapshots.ask_again()
-            await self.assignments.open_all(led)
+            await self.assignments.open_all([each for each in led if not self._released(each)])
         if not self.started:
             self.started = True
             self._begin_periodic_work()
+
+    def _released(self, assignment: ReplicaAssignment) -> bool:
+        """Whether the live session has released a bucket in the epoch that it is to be led in.
+
+        A coordinator that is new does not know. It is told, and names a leader in the next epoch.
+        """
+        live = None if self.shared is None else self.shared.live
+        released = None if live is None else live.released.get(assignment.table_bucket)
+        return released is not None and released >= assignment.leader_epoch
 
     async def _begin(self, session: WalSession | None) -> None:
         """Begin a session of the shared log."""

@@ -232,3 +232,21 @@ def led_by_another(tablet: Tablet, leader: int = 9) -> TablePut:
     entry = tablet.image.table_by_id(TABLE)
     assert entry is not None
     return TablePut(replace(entry, buckets=(BucketState((leader,), leader),) * 2))
+
+
+async def test_a_released_bucket_is_not_opened_again_by_a_coordinator_that_does_not_know_of_it(
+    tmp_path: Path,
+) -> None:
+    """What followed the release in its session would be acknowledged, and never read."""
+    cluster = TwoServers(tmp_path)
+    one = await cluster.start("one")
+    await written(one, 0)
+    await one.server.release_bucket(BUCKET, cluster.epoch)
+    orders = cluster.assignments({})
+    await one.server.assign(one.image, orders, (), goes_on=True)
+    assert one.server.buckets.find(*BUCKET) is None
+    assert one.server.buckets.find(TABLE, None, 1) is not None, "the others stay open"
+    later = replace(orders[0], state=replace(orders[0].state, leader_epoch=cluster.epoch + 1))
+    await one.server.start_replicas([later])
+    assert one.server.buckets.find(*BUCKET) is not None
+    await one.server.close()
