@@ -169,7 +169,7 @@ async def test_a_coordinator_that_is_killed_between_release_and_order_loses_noth
         await handovers(world).move(bucket, 2)
     await world.restart()
     for server in (two, one):
-        await server.link.heartbeat()
+        await server.link.join()
     leader = one if step == "handover-assign" else two
     assert world.state(bucket).leader == leader.server_id
     source = leader.tablet.buckets[bucket].source
