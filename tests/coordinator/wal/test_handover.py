@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.coordinator.wal.world import Killed, Server, World, until
+from zufluss.cluster.replicas import ReplicaAssignment
 from zufluss.cluster.wal import OPEN_END, ReleasedBucket, WalSource
 from zufluss.coordinator.wal import handover
 from zufluss.coordinator.wal.book import State
 from zufluss.coordinator.wal.handover import HandoverError, Handovers
-from zufluss.errors import LeaderNotAvailableError, LogStorageError, UnknownTableOrBucketError
+from zufluss.coordinator.wal.takeover import UNDELIVERED_SECONDS
+from zufluss.errors import (
+    LeaderNotAvailableError,
+    LogStorageError,
+    NetworkError,
+    UnknownTableOrBucketError,
+)
 from zufluss.model.table import TableBucket
 
 
@@ -240,3 +247,28 @@ async def test_what_cannot_be_moved_is_refused_before_anybody_is_asked(world: Wo
     await two.commit(bucket)
     await moving
     assert one.tablet.released == [(bucket, 0)]
+
+
+async def test_a_bucket_that_was_continued_is_not_taken_from_a_leader_that_takes_no_orders(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session has the end and goes on: no other server could continue the bucket."""
+    one, two, bucket = await led_by_first(world)
+    start = two.tablet.start_replicas
+
+    async def unanswered(replicas: Sequence[ReplicaAssignment]) -> None:
+        await start(replicas)
+        raise NetworkError("the answer was lost")
+
+    monkeypatch.setattr(two.tablet, "start_replicas", unanswered)
+    moving = asyncio.create_task(handovers(world).move(bucket, 2))
+    await until(lambda: world.takeovers._failing)
+    await two.commit(bucket)
+    await moving
+    world.seconds.now += UNDELIVERED_SECONDS + 0.1
+    await one.link.heartbeat()
+    await two.link.heartbeat()
+    await world.takeovers.look()
+    await until(lambda: not world.takeovers._sending)
+    assert world.state(bucket).leader == 2
+    assert not world.takeovers._failing

@@ -161,9 +161,9 @@ class StandbyOrders:
     def _send(self) -> bool:
         """Begin to send what servers have not confirmed; whether there was nothing."""
         wanted: dict[int, dict[TableBucket, ReplicaAssignment]] = {}
-        leaders: dict[TableBucket, int] = {}
+        states: dict[TableBucket, BucketState] = {}
         for path, bucket, state, _ in self._buckets():
-            leaders[bucket] = state.leader
+            states[bucket] = state
             for server in state.replicas:
                 if server != state.leader:
                     order = ReplicaAssignment(bucket, path, state)
@@ -172,15 +172,13 @@ class StandbyOrders:
         for server in self._image.tablets:
             known, mine = self._ordered.get(server, {}), wanted.get(server, {})
             orders = [x for b, x in mine.items() if known.get(b) != _followed(x.state)]
+            for bucket in known.keys() - states.keys():  # dropped: every holder was told that
+                del known[bucket]
             stops = [
-                ReplicaStop(bucket, followed[1], True, (server,))
-                for bucket, followed in known.items()
-                if bucket not in mine and leaders.get(bucket) != server
+                ReplicaStop(bucket, states[bucket].leader_epoch, True, (server,))
+                for bucket in known
+                if bucket not in mine and states[bucket].leader != server
             ]
-            for stop in stops:
-                if stop.table_bucket not in leaders:  # dropped: every holder was told that
-                    del known[stop.table_bucket]
-            stops = [stop for stop in stops if stop.table_bucket in leaders]
             if not orders and not stops:
                 continue
             nothing = False

@@ -254,8 +254,9 @@ class Takeovers:
         """Send the orders that have not arrived, to all their servers at once."""
         for bucket, order in list(self._orders.items()):
             if not _is_current(order, self._image.bucket_state(bucket)):
-                del self._orders[bucket]  # dropped, or another server leads it by now
+                del self._orders[bucket]  # dropped, continued, or another server leads it by now
         servers = {order.state.leader for order in self._orders.values()}
+        self._failing = {i: since for i, since in self._failing.items() if i in servers}
         for server_id in servers - self._sending.keys():
             sending = asyncio.create_task(self._send_to(server_id), name=f"orders-{server_id}")
             self._sending[server_id] = sending
@@ -295,7 +296,7 @@ class Takeovers:
         taken = await self._catalog.exclusive(
             lambda: self._assign(
                 server_id,
-                lambda bucket, state: bucket in states and is_same_lead(states[bucket], state),
+                lambda bucket, state: bucket in states and _is_waiting(states[bucket], state),
             )
         )
         if taken:
@@ -304,14 +305,16 @@ class Takeovers:
             self._wake.set()
 
     async def _stop_others(self, server_id: int, orders: Sequence[ReplicaAssignment]) -> None:
-        """Stop buckets that the server should not lead any more: its order came too late."""
+        """Stop buckets that the server should not lead any more: its order came too late.
+
+        If it is to follow one by now, it gets or has an order for that, and keeps its files.
+        """
         stops: list[ReplicaStop] = []
         for order in orders:
             state = self._image.bucket_state(order.table_bucket)
-            if state is None or state.leader != server_id:
-                stops.append(
-                    ReplicaStop(order.table_bucket, order.leader_epoch, True, (server_id,))
-                )
+            if state is None or server_id not in (state.leader, *state.replicas):
+                epoch = order.leader_epoch if state is None else state.leader_epoch
+                stops.append(ReplicaStop(order.table_bucket, epoch, True, (server_id,)))
         if stops:
             await self._tablets.stop_replicas(stops)
 
@@ -330,4 +333,14 @@ class Takeovers:
 
 
 def _is_current(order: ReplicaAssignment, state: BucketState | None) -> bool:
-    return state is not None and is_same_lead(order.state, state)
+    return state is not None and _is_waiting(order.state, state)
+
+
+def _is_waiting(ordered: BucketState, state: BucketState) -> bool:
+    """Whether a leader that got this order has not continued the bucket in its session yet.
+
+    It may have, although the answer to its order was lost. Then no other server could: its session
+    goes on.
+    """
+    unchanged = (ordered.wal, ordered.released) == (state.wal, state.released)
+    return unchanged and is_same_lead(ordered, state)
