@@ -325,16 +325,25 @@ class Assignments:
         if refused is not None and stop.delete:
             self._host.remove(refused.path, bucket)
 
+    def is_old(self, order: ReplicaAssignment | ReplicaStop) -> bool:
+        """Whether a later order for the bucket was carried out here: this one is late."""
+        bucket = order.table_bucket
+        followed = None if self.standbys is None else self.standbys.order_of(bucket)
+        known = (self._buckets.find(*bucket), self._orders.get(bucket), followed)
+        return any(each is not None and each.leader_epoch > order.leader_epoch for each in known)
+
     def give_up_one(self, assignment: ReplicaAssignment) -> bool:
         """Lead a bucket no longer, because another server does; whether it is given up.
 
-        It is not if it is led here in that epoch or a later one: the order is an old one.
+        It is not if it is led or being opened here in that epoch or a later one: the order is an
+        old one.
         """
         bucket = assignment.table_bucket
-        replica = self._buckets.find(*bucket)
-        if replica is not None:
-            if replica.leader_epoch >= assignment.leader_epoch:
+        replica, led = self._buckets.find(*bucket), self._orders.get(bucket)
+        for known in (replica, led):
+            if known is not None and known.leader_epoch >= assignment.leader_epoch:
                 return False
+        if replica is not None:
             reason = NotLeaderError(f"{bucket.named(replica.path)} has another leader now")
             self._close(replica, delete=False, reason=reason)
         self._forget(bucket)

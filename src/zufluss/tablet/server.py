@@ -312,6 +312,7 @@ class TabletServer:
         """Whether the live session has released a bucket in the epoch that it is to be led in.
 
         A coordinator that is new does not know. It is told, and names a leader in the next epoch.
+        One that asked for it may have sent its order to lead once more before.
         """
         live = None if self.shared is None else self.shared.live
         released = None if live is None else live.released.get(assignment.table_bucket)
@@ -385,6 +386,7 @@ class TabletServer:
         async with self.assignments.order(each.table_bucket for each in replicas):
             if self.standbys is not None:
                 self.standbys.follow(list(filter(self.assignments.give_up_one, followed)))
+            led = [x for x in led if not self._released(x) and not self.assignments.is_old(x)]
             self.assignments.take_over([each for each in led if each.source is not None])
             await self.assignments.open([each for each in led if each.source is None])
 
@@ -399,6 +401,8 @@ class TabletServer:
         """Give these buckets up, and free their disk where it says delete."""
         async with self.assignments.order(stop.table_bucket for stop in replicas):
             for stop in replicas:
+                if self.assignments.is_old(stop):
+                    continue  # a later order gave the bucket to this server again
                 if self.standbys is not None:
                     await self.standbys.stop(stop.table_bucket, delete=stop.delete)
                 self.assignments.close(stop)

@@ -192,7 +192,7 @@ async def test_what_a_released_bucket_needs_is_not_trimmed_before_it_was_continu
     assert cluster.gateway.floors.get(1, 0) == 0
     assert trimmer.held is not None
     assert trimmer.held[0] == BUCKET
-    shared.session.adopted(BUCKET)
+    shared.session.adopted(BUCKET, 1)
     await trimmer.trim(shared.session)
     assert trimmer.held is None
     await one.server.close()
@@ -249,4 +249,54 @@ async def test_a_released_bucket_is_not_opened_again_by_a_coordinator_that_does_
     later = replace(orders[0], state=replace(orders[0].state, leader_epoch=cluster.epoch + 1))
     await one.server.start_replicas([later])
     assert one.server.buckets.find(*BUCKET) is not None
+    await one.server.close()
+
+
+async def test_an_order_that_is_sent_again_does_not_open_a_bucket_that_was_released_since(
+    tmp_path: Path,
+) -> None:
+    """Nobody would read what is acknowledged behind the number that the coordinator has."""
+    cluster = TwoServers(tmp_path)
+    one = await cluster.start("one")
+    await written(one, 0)
+    (order, _) = cluster.assignments({})
+    again = renamed(order, source=WalSource(WalSession(9, 90, 1), 0, 0))
+    one.server.assignments.retries.begin()
+    await one.server.release_bucket(BUCKET, cluster.epoch)
+    await one.server.start_replicas([order])
+    assert one.server.buckets.find(*BUCKET) is None
+    await one.server.start_replicas([again])
+    await until(lambda: not one.server.assignments.retries.waiting)
+    assert one.server.buckets.find(*BUCKET) is None
+    await one.server.close()
+
+
+@pytest.mark.parametrize("when", ["asked", "released again"])
+async def test_a_bucket_that_is_released_again_while_it_is_reported_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The answer is about the former release; the next leader needs what the session has."""
+    monkeypatch.setattr(release, "REPORT_SECONDS", 0.0)
+    cluster = TwoServers(tmp_path)
+    one = await cluster.start("one")
+    shared, releases, gateway = one.server.shared, one.server.releases, cluster.gateway
+    assert shared is not None
+    assert releases is not None
+    await written(one, 0)
+    await one.server.release_bucket(BUCKET, 1)
+
+    async def adopted(session: WalSession, released: object) -> set[TableBucket]:
+        (order, _) = cluster.assignments({})
+        await one.server.start_replicas(
+            [renamed(order, state=replace(order.state, leader_epoch=2))]
+        )
+        if when == "released again":
+            await one.server.release_bucket(BUCKET, 2)
+            one.image.apply([led_by_another(one)])
+        return {BUCKET}
+
+    monkeypatch.setattr(gateway, "report_released", adopted)
+    await releases.report()
+    expected = {BUCKET: 2} if when == "released again" else {}
+    assert shared.session.released == expected
     await one.server.close()

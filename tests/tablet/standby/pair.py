@@ -117,7 +117,13 @@ class Pair:
         return standby
 
     async def lose_leader(self) -> None:
-        """The leader dies, and the follower is ordered to lead bucket 0."""
+        """The leader dies, and the follower leads bucket 0."""
+        order = await self.lost()
+        await self.follower.server.start_replicas([order])
+        await until(lambda: self.follower.server.buckets.find(*order.table_bucket) is not None)
+
+    async def lost(self) -> ReplicaAssignment:
+        """The leader dies; returns the order to the follower to lead bucket 0."""
         self.wire.cut()
         gateway = self.cluster.gateway
         former = gateway.live
@@ -128,6 +134,4 @@ class Pair:
         epoch = gateway.leader_epoch = self.cluster.epoch = self.cluster.epoch + 1
         state = BucketState((FOLLOWER, 1), FOLLOWER, epoch, (FOLLOWER,), wal=former.server_epoch)
         bucket = TableBucket(TABLE, None, 0)
-        order = ReplicaAssignment(bucket, PATH, state, source)
-        await self.follower.server.start_replicas([order])
-        await until(lambda: self.follower.server.buckets.find(*bucket) is not None)
+        return ReplicaAssignment(bucket, PATH, state, source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from tests.tablet.shared.test_keyed import filled, folded, looked_up, put, row_c
 from tests.tablet.shared.test_takeover import rows_of
 from tests.tablet.standby.pair import FOLLOWER, Pair
 from tests.tablet.support import TABLE
-from zufluss.cluster.image import TableGone
+from zufluss.cluster.image import BucketState, TableGone
 from zufluss.cluster.replicas import ReplicaStop
-from zufluss.cluster.wal import StandbyReport
+from zufluss.cluster.wal import StandbyReport, WalSession, WalSource
 from zufluss.errors import NotLeaderError, StorageBackpressureError
 from zufluss.kv.tablet import KvTablet
 from zufluss.model.table import TableBucket
@@ -292,3 +293,52 @@ async def test_a_former_leader_follows_from_what_it_has(tmp_path: Path) -> None:
     assert pair.follower.server.buckets.find(*FIRST) is not None
     assert pair.standby() is None
     await pair.follower.server.close()
+
+
+async def test_an_old_order_to_follow_does_not_end_a_take_over(tmp_path: Path) -> None:
+    """The bucket would have no leader: the coordinator knows that the order to lead arrived."""
+    pair = Pair(tmp_path)
+    leader = await pair.start()
+    follower = await pair.follow()
+    await filled(leader)
+    await pair.caught_up()
+    old = next(each for each in pair.orders() if each.table_bucket == FIRST)
+    order = await pair.lost()
+    await follower.server.start_replicas([order])
+    assert follower.server.buckets.find(*FIRST) is None, "it is still being opened"
+    await follower.server.start_replicas([old])
+    await until(lambda: follower.server.buckets.find(*FIRST) is not None)
+    assert pair.standby() is None
+    await follower.server.close()
+
+
+async def test_an_old_order_to_lead_does_not_end_a_standby(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    leader = await pair.start()
+    follower = await pair.follow()
+    await filled(leader)
+    before = await pair.caught_up()
+    (order, _) = pair.orders()
+    source = WalSource(WalSession(9, 9, 1), 0, 0)
+    old = BucketState((FOLLOWER, 1), FOLLOWER, pair.cluster.epoch - 1, (FOLLOWER,), wal=9)
+    await follower.server.start_replicas([replace(order, state=old, source=source)])
+    assert pair.standby() is before
+    assert not follower.server.assignments.retries.waiting
+    await follower.server.close()
+    await killed(leader)
+
+
+async def test_an_old_order_to_stop_does_not_end_who_leads_by_now(tmp_path: Path) -> None:
+    """The coordinator would take it for the leader for ever, and nobody would serve it."""
+    pair = Pair(tmp_path)
+    leader = await pair.start()
+    follower = await pair.follow()
+    await filled(leader)
+    await pair.caught_up()
+    epoch = pair.cluster.epoch
+    await pair.lose_leader()
+    await follower.server.stop_replicas([ReplicaStop(FIRST, epoch, True)])
+    assert follower.server.buckets.find(*FIRST) is not None
+    await follower.server.stop_replicas([ReplicaStop(FIRST, epoch + 1, True)])
+    assert follower.server.buckets.find(*FIRST) is None
+    await follower.server.close()

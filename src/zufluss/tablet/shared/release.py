@@ -176,12 +176,17 @@ class Releases:
             log_failure("release_not_reported", problem)
             return
         await self._kv.settled()  # the states of buckets that were closed are closed
-        for bucket in adopted:
-            self._forget(session, bucket)
+        for bucket, each in known:
+            if bucket in adopted:
+                self._forget(bucket, each)
 
-    def _forget(self, session: ServerSession, bucket: TableBucket) -> None:
-        """Keep nothing of a bucket that another session has continued, or that was dropped."""
-        session.adopted(bucket)
-        released = self._released.pop(bucket, None)
-        if released is not None and self._buckets.is_away(bucket):
-            self._remove(released.path, bucket)
+    def _forget(self, bucket: TableBucket, released: _Released) -> None:
+        """Keep nothing of a bucket that another session has continued, or that was dropped.
+
+        It may have come back and been released again while the coordinator was asked.
+        """
+        released.session.adopted(bucket, released.leader_epoch)
+        if self._released.get(bucket) is released:
+            del self._released[bucket]
+            if self._buckets.is_away(bucket):
+                self._remove(released.path, bucket)

@@ -139,9 +139,13 @@ class ServerSession:
         self._holds.discard(bucket)
         self.released[bucket] = leader_epoch
 
-    def adopted(self, bucket: TableBucket) -> None:
-        """Note that the objects with a bucket that was released are not needed for it any more."""
-        self.released.pop(bucket, None)
+    def adopted(self, bucket: TableBucket, leader_epoch: int) -> None:
+        """Note that the objects with a bucket that was released are not needed for it any more.
+
+        They are if it came back and was released again since.
+        """
+        if self.released.get(bucket) == leader_epoch:
+            del self.released[bucket]
 
     def holds(self, bucket: TableBucket) -> bool:
         """Whether this session has the end of a bucket, as the coordinator knows."""

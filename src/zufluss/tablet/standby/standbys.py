@@ -131,6 +131,10 @@ class Standbys:
         """Whether a bucket is followed, or is about to be."""
         return bucket in self._orders or bucket in self._open or bucket in self._work
 
+    def order_of(self, bucket: TableBucket) -> ReplicaAssignment | None:
+        """The last order to follow a bucket."""
+        return self._orders.get(bucket)
+
     def get(self, bucket: TableBucket) -> Standby | None:
         """The standby of a bucket, if it is open."""
         return self._open.get(bucket)
