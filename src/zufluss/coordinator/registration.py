@@ -94,6 +94,8 @@ class TabletSession:
     """Whether somebody looks if its address refuses connections."""
     replaced: bool = False
     """Whether a process registers with its id: another one, or itself."""
+    answering: int = 0
+    """Heartbeats whose answers wait for the metadata store. The server is not silent meanwhile."""
 
     def goes_on(self, node: ClusterNode, server_epoch: int) -> bool:
         """Whether this is the registration of the process that asks to go on with it."""
@@ -227,7 +229,12 @@ class Registrations:
         self._tablets.heard_of(request.server_id)
         self._report(request)
         self._check_location(request.server_id)
-        await self._confirm()
+        session.answering += 1
+        try:
+            await self._confirm()
+        finally:
+            session.answering -= 1
+            session.seen = self._clock()
         known, locations = request.locations_version, self._locations.locations
         behind = request.HasField("locations_version") and known < locations.version
         configs = self._locations.configs_for_tablets
@@ -332,7 +339,7 @@ class Registrations:
         """
         for server_id, session in tuple(self._sessions.items()):
             silent = self._clock() - session.seen
-            if silent > self._session_seconds:
+            if silent > self._session_seconds and not session.answering:
                 self._give_up(server_id, session)
             elif self._wal is not None and silent > SUSPECT_LEASES * self._wal.lease_seconds:
                 self._watch(server_id, session)

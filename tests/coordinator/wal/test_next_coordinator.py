@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.coordinator.support import call
-from tests.coordinator.wal.world import World
+from tests.coordinator.wal.world import SILENCE, World, until
 from zufluss.coordinator.confirmations import Confirmations
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.wal.book import State
@@ -116,3 +116,29 @@ async def test_a_coordinator_that_was_replaced_confirms_nothing(world: World) ->
     with pytest.raises(ZuflussError) as refusal:
         await confirmations.confirmed()
     assert refusal.value.code is ErrorCode.NOT_COORDINATOR_LEADER_EXCEPTION
+
+
+async def test_a_server_whose_heartbeat_waits_for_the_store_is_not_silent(world: World) -> None:
+    """All servers would be lost at once whenever ZooKeeper is away for a while."""
+    server = await world.server(1)
+    before = server.session
+    registrations = world.coordinator.registrations
+    assert registrations is not None
+    back = asyncio.Event()
+    confirmations = registrations._confirmations = Confirmations(lambda: _passed(back))
+    heartbeat = asyncio.create_task(server.link.heartbeat())
+    await until(lambda: confirmations._under_way)
+    world.seconds.now += SILENCE
+    await registrations.expire()
+    back.set()
+    await heartbeat
+    await registrations.expire()
+    await server.link.heartbeat()
+    assert server.session == before
+    await world.silent(server)
+    await server.link.heartbeat()
+    assert server.session != before, "silence counts again"
+
+
+async def _passed(event: asyncio.Event) -> None:
+    await event.wait()
