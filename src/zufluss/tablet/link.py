@@ -227,7 +227,27 @@ class CoordinatorLink:
         *,
         goes_on: bool = False,
     ) -> None:
-        """Take over the picture and the buckets of an answer; in turn."""
+        """Take over the picture and the buckets of an answer; in turn.
+
+        After a failure the next heartbeat asks for another answer: this one had orders.
+        """
+        try:
+            await self._take(answer, session, goes_on=goes_on)
+        except BaseException:
+            if goes_on:
+                self._coordinator.epoch = NOT_REGISTERED
+            else:
+                self.server_epoch = NOT_REGISTERED
+            raise
+        self._answered = self._clock()
+
+    async def _take(
+        self,
+        answer: m.RegisterTabletServerResponse,
+        session: WalSession | None,
+        *,
+        goes_on: bool,
+    ) -> None:
         self._image.apply(codec.changes_of(answer.metadata))
         self._coordinator.epoch = answer.coordinator_epoch
         await self._update_locations(answer.locations)
@@ -239,12 +259,8 @@ class CoordinatorLink:
         beating = asyncio.create_task(work, name="heartbeats-while-joining")
         try:  # buckets may take longer to come up than a silent server is waited for
             await self._tablet.assign(self._image, replicas, producers, session, goes_on=goes_on)
-        except BaseException:
-            self.server_epoch = NOT_REGISTERED
-            raise
         finally:
             await end(beating)
-        self._answered = self._clock()
 
     async def heartbeat(self) -> None:
         """Send a heartbeat; register again if the coordinator does not know this server.

@@ -10,6 +10,7 @@ import pytest
 
 from tests.coordinator.support import call
 from tests.coordinator.wal.world import SILENCE, World, until
+from zufluss.cluster.configs import DynamicConfigs
 from zufluss.coordinator.confirmations import Confirmations
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.wal.book import State
@@ -142,3 +143,24 @@ async def test_a_server_whose_heartbeat_waits_for_the_store_is_not_silent(world:
 
 async def _passed(event: asyncio.Event) -> None:
     await event.wait()
+
+
+async def test_what_a_server_took_over_by_halves_it_asks_for_again(world: World) -> None:
+    """An order in the answer of a new coordinator would be lost."""
+    server = await world.server(1)
+    buckets = await world.create_table()
+    await world.restart()
+    take, problems = server.tablet.update_configs, [OSError("no memory")]
+
+    async def fail(configs: DynamicConfigs) -> None:
+        if problems:
+            raise problems.pop()
+        await take(configs)
+
+    server.tablet.update_configs = fail  # type: ignore[method-assign]
+    assigned = server.tablet.assigned
+    with pytest.raises(OSError, match="no memory"):
+        await server.link.heartbeat()
+    await server.link.heartbeat()
+    assert server.tablet.assigned == assigned + 1
+    assert set(buckets) <= server.tablet.buckets.keys()
