@@ -407,6 +407,8 @@ class Registrations:
         live = None if self._wal is None else self._wal.book.live(node.node_id)
         if live is not None and live.session.server_epoch > living:
             raise _followed(node.node_id, "")
+        if before is not None and before.tablet.server_epoch > living:
+            raise _followed(node.node_id, f", at {before.node.endpoints[0]}")
         again = before is not None and before.goes_on(node, living)
         if again and self._wal is not None and self._wal.is_displaced(node.node_id):
             raise _unknown(node.node_id, living)  # it was told to begin one in another location

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.coordinator.support import call
-from tests.coordinator.wal.world import SILENCE, World, until
+from tests.coordinator.wal.world import SILENCE, Server, World, until
 from zufluss.cluster.configs import DynamicConfigs
 from zufluss.coordinator.confirmations import Confirmations
 from zufluss.coordinator.ledger import Ledger
@@ -164,3 +164,24 @@ async def test_what_a_server_took_over_by_halves_it_asks_for_again(world: World)
     await server.link.heartbeat()
     assert server.tablet.assigned == assigned + 1
     assert set(buckets) <= server.tablet.buckets.keys()
+
+
+async def test_of_two_processes_with_one_id_and_disks_the_later_goes_on(tmp_path: Path) -> None:
+    """The earlier one must not register anew and have the later one end."""
+    world = World(tmp_path)
+    del world.conf["zufluss.log.durability"]
+    await world.start()
+    earlier, later = (Server(world, 1, name) for name in ("host-a", "host-b"))
+    for server in (earlier, later):
+        world.servers[server.node.endpoints[0].host] = server
+        server.link._session = None
+        await server.link.join()
+    await world.restart()
+    with pytest.raises(ZuflussError):
+        await earlier.link._beat()
+    await later.link.heartbeat()  # before the earlier one has asked to go on
+    if not await earlier.link._go_on():
+        await earlier.link.join()
+    await later.link.heartbeat()
+    assert (earlier.ended, later.ended) == (True, False)
+    await world.stop()
