@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -22,6 +22,9 @@ from zufluss.meta.api import MetaStoreError
 from zufluss.meta.open import open_zookeeper
 from zufluss.periodic import pause
 from zufluss.tasks import end
+
+if TYPE_CHECKING:
+    from zufluss.meta.zookeeper_client import ZooKeeperClient
 
 log = structlog.get_logger(__name__)
 
@@ -60,20 +63,22 @@ class LeadingCoordinator:
         await end(self._task)
 
     async def _run(self) -> None:
-        from kazoo.exceptions import KazooException  # an extra, as what follows
-
         while True:
             try:
-                client = await open_zookeeper(self._conf)
-                break
+                await self._look(await open_zookeeper(self._conf))
             except MetaStoreError as problem:
                 log.warning("zookeeper_away", reason=problem.message)
-                await pause(LOOK_SECONDS)
+            await pause(LOOK_SECONDS)
+
+    async def _look(self, client: ZooKeeperClient) -> None:
+        """Look through a client until that is over, as after a login that was refused."""
+        from kazoo.exceptions import KazooException  # an extra, as what follows
+
         from zufluss.meta.election import Observer
 
         observer = Observer(client, self._conf.get(zookeeper_options.ZOOKEEPER_PATH_ROOT))
         try:
-            while True:
+            while not client.is_over:
                 try:
                     async with asyncio.timeout(ANSWER_SECONDS):
                         self._note(await observer.leader())
