@@ -1,4 +1,4 @@
-"""A tablet server looks for the coordinator that leads, whatever happens to its connection."""
+"""A tablet server looks for the coordinator that leads, and says why it has not found it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from zufluss.cluster.image import ClusterNode
 from zufluss.cluster.leader import node_to_data
 from zufluss.config.load import Configuration
 from zufluss.config.values import Endpoint
+from zufluss.errors import NetworkError
 from zufluss.tablet import leading
 from zufluss.tablet.leading import LeadingCoordinator
 
@@ -64,3 +65,20 @@ async def test_another_coordinator_is_found_after_a_login_that_was_refused(
             await asyncio.sleep(0)
     assert former == [coordinator(1)]
     await looking.stop()
+
+
+def unconnected() -> LeadingCoordinator:
+    conf = Configuration.of({"zookeeper.address": "zk1:2181", "zookeeper.path.root": "/one"})
+    return LeadingCoordinator(conf, lambda former: None)
+
+
+def test_a_server_that_never_reached_zookeeper_names_its_address() -> None:
+    with pytest.raises(NetworkError, match=r"zookeeper.address = zk1:2181.*correct the address"):
+        _ = unconnected().node
+
+
+def test_a_server_that_reached_zookeeper_names_the_root_without_a_coordinator() -> None:
+    looking = unconnected()
+    looking._connected = True
+    with pytest.raises(NetworkError, match="no coordinator leads in ZooKeeper below /one"):
+        _ = looking.node

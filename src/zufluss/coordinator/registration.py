@@ -219,7 +219,9 @@ class Registrations:
         """
         session = self._sessions.get(request.server_id)
         if session is not None and session.is_followed(request.server_epoch):
-            raise _followed(request.server_id, f", at {session.node.endpoints[0]}")
+            # While the other one still registers, only the address of the earlier one is known.
+            where = "" if session.replaced else f", at {session.node.endpoints[0]}"
+            raise _followed(request.server_id, where)
         other = request.HasField("coordinator_epoch") and (
             request.coordinator_epoch != self._catalog.epoch
         )

@@ -42,15 +42,23 @@ class LeadingCoordinator:
         self._conf = conf
         self._on_change = on_change
         self._node: ClusterNode | None = None
+        self._connected = False
         self._task: asyncio.Task[None] | None = None
 
     @property
     def node(self) -> ClusterNode:
         """The coordinator that leads, as far as is known; `NetworkError` if none was found yet."""
         if self._node is None:
+            option = zookeeper_options.ZOOKEEPER_ADDRESS
+            if not self._connected:
+                raise NetworkError(
+                    f"ZooKeeper has not answered yet ({option.key} = {self._conf.get(option)}), so "
+                    "the coordinator is not known; start ZooKeeper, or correct the address"
+                )
+            root = self._conf.get(zookeeper_options.ZOOKEEPER_PATH_ROOT)
             raise NetworkError(
-                "no coordinator has been found in ZooKeeper yet "
-                f"({zookeeper_options.ZOOKEEPER_ADDRESS.key}); start one"
+                f"no coordinator leads in ZooKeeper below {root}; start one, or correct "
+                f"{zookeeper_options.ZOOKEEPER_PATH_ROOT.key}"
             )
         return self._node
 
@@ -74,6 +82,7 @@ class LeadingCoordinator:
         """Look through a client until that is over, as after a login that was refused."""
         from kazoo.exceptions import KazooException  # an extra, as what follows
 
+        self._connected = True
         from zufluss.meta.election import Observer
 
         observer = Observer(client, self._conf.get(zookeeper_options.ZOOKEEPER_PATH_ROOT))

@@ -18,7 +18,12 @@ from zufluss.cluster.wal import WalSession, WalSource
 from zufluss.coordinator.records import CatalogDamagedError
 from zufluss.coordinator.wal.book import State
 from zufluss.coordinator.wal.cleaner import SEALS_KEPT_DAYS
-from zufluss.errors import ConfigError, LeaderNotAvailableError, NotLeaderError
+from zufluss.errors import (
+    ConfigError,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    ZuflussError,
+)
 from zufluss.meta.api import Put
 from zufluss.meta.embedded import EmbeddedStore
 from zufluss.model.table import TableBucket
@@ -105,6 +110,22 @@ async def test_a_process_that_is_replaced_right_now_ends_instead_of_registering_
     world.coordinator.registrations._sessions[1].replaced = True
     await earlier.link.rejoin()
     assert earlier.ended
+
+
+async def test_a_process_that_is_replaced_right_now_is_not_told_its_own_address(
+    world: World,
+) -> None:
+    """Where the other one is, nobody knows before it has registered."""
+    await world.server(1, "earlier")
+    registrations = world.coordinator.registrations
+    assert registrations is not None
+    session = registrations._sessions[1]
+    session.replaced = True
+    heartbeat = m.TabletHeartbeatRequest(server_id=1, server_epoch=session.tablet.server_epoch)
+    context: Any = None
+    with pytest.raises(ZuflussError, match="another process registered") as refusal:
+        await registrations.tablet_heartbeat(heartbeat, context)
+    assert str(session.node.endpoints[0]) not in str(refusal.value)
 
 
 async def test_after_a_restart_of_the_coordinator_leaders_wait_a_whole_lease(world: World) -> None:
