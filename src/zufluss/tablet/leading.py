@@ -82,9 +82,9 @@ class LeadingCoordinator:
         """Look through a client until that is over, as after a login that was refused."""
         from kazoo.exceptions import KazooException  # an extra, as what follows
 
-        self._connected = True
         from zufluss.meta.election import Observer
 
+        self._connected = True
         observer = Observer(client, self._conf.get(zookeeper_options.ZOOKEEPER_PATH_ROOT))
         try:
             while not client.is_over:

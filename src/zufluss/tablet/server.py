@@ -191,9 +191,14 @@ class TabletServer:
         self.releases: Releases | None = None
         """Releases buckets for other servers; None without a shared log."""
         if self.shared is not None:
-            release, host = self.assignments.release, self.assignments.host
             self.releases = Releases(
-                self.shared, gateway, buckets, self.kv, self.held, release, host.remove
+                self.shared,
+                gateway,
+                buckets,
+                self.kv,
+                self.held,
+                self.assignments.release,
+                self.assignments.preparations.remove,
             )
         self.started = False
         """Whether every bucket of the first assignment was opened or refused."""

@@ -67,12 +67,14 @@ class RecordingMover:
             self.under_way.discard(bucket)
 
 
-async def lead(world: World, bucket: TableBucket, server_id: int) -> None:
+async def lead(
+    world: World, bucket: TableBucket, server_id: int, released: int | None = None
+) -> None:
     def states() -> Mapping[TableBucket, BucketState]:
         state = world.state(bucket)
         epoch = state.leader_epoch + 1
         new = replace(state, replicas=(server_id,), leader=server_id, leader_epoch=epoch)
-        return {bucket: replace(new, isr=(server_id,))}
+        return {bucket: replace(new, isr=(server_id,), released=released)}
 
     await world.coordinator.catalog.states.change(states)
 
@@ -295,6 +297,8 @@ async def test_a_move_that_became_pointless_or_impossible_has_an_outcome_without
     await world.coordinator.tags.add([2], ServerTag.TEMPORARY_OFFLINE)
     reason = "tablet server 2 has the tag TEMPORARY_OFFLINE"
     assert outcome_without_move(image, move) == (skipped, reason)
+    await lead(world, bucket, 2, released=7)
+    assert outcome_without_move(image, move) is None, "the next leader does not serve it yet"
     await lead(world, bucket, 2)
     assert outcome_without_move(image, move) == (Status.COMPLETED, "")
     await lead(world, bucket, 3)

@@ -8,7 +8,7 @@ therefore stored only every few seconds.
 
 | a move | is |
 |---|---|
-| whose target leads the bucket | completed |
+| whose target leads the bucket and serves it | completed |
 | whose bucket was dropped, or is led by a third server | skipped: cancelled, with the reason |
 | whose source or target is not there, or whose target got a tag | skipped |
 | that the mover refuses for the moment (after a restart) | tried again for `RETURN_SECONDS` |
@@ -30,7 +30,7 @@ from typing import Final, Protocol
 import structlog
 
 from zufluss.cluster.examination import Finding, Severity
-from zufluss.cluster.image import ClusterImage
+from zufluss.cluster.image import BucketState, ClusterImage
 from zufluss.coordinator.ledger import Ledger
 from zufluss.coordinator.rebalance.planner import Move, holders_of, plan, servers_of
 from zufluss.coordinator.rebalance.task import MoveState, Rebalance, StoredRebalance
@@ -297,7 +297,7 @@ class _Run:
         state = self._image.bucket_state(move.bucket)
         if state is None:
             return RebalanceStatus.CANCELED, DROPPED
-        if state.leader == move.target:  # another try has moved it, or somebody else
+        if state.leader == move.target and _serves(state):  # by another try
             return RebalanceStatus.COMPLETED, ""
         return RebalanceStatus.FAILED, reason_of(problem)
 
@@ -347,9 +347,14 @@ def outcome_without_move(image: ClusterImage, move: Move) -> tuple[RebalanceStat
     """The outcome of a move that is not to be made, or not any more; None if it is."""
     state = image.bucket_state(move.bucket)
     if state is not None and state.leader == move.target:
-        return RebalanceStatus.COMPLETED, ""
+        return (RebalanceStatus.COMPLETED, "") if _serves(state) else None
     reason = _hindrance(image, move, None if state is None else state.leader)
     return None if reason is None else (RebalanceStatus.CANCELED, reason)
+
+
+def _serves(state: BucketState) -> bool:
+    """Whether the leader of a bucket has continued it after a hand-over."""
+    return state.released is None
 
 
 def _hindrance(image: ClusterImage, move: Move, leader: int | None) -> str | None:

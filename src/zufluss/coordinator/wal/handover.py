@@ -243,6 +243,11 @@ class Handovers:
                 f"{self._name(bucket)} was not taken over by tablet server {target}; tablet server "
                 f"{state.leader} leads it"
             )
+        if state.released is not None:
+            raise HandoverError(
+                f"{self._name(bucket)} was given to tablet server {target}, which does not serve "
+                "it yet and goes on trying"
+            )
         self._reach("handover-adopted")
 
     def _is_awaited(self, bucket: TableBucket, assigned: BucketState) -> bool:

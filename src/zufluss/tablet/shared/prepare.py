@@ -81,6 +81,11 @@ class Preparations:
                 f"{self._buckets.name_of(bucket)} was not prepared: another order came for it"
             ) from None
 
+    def remove(self, path: PhysicalTablePath, bucket: TableBucket) -> None:
+        """Remove the files of a bucket that left, unless it is being made ready to come back."""
+        if bucket not in self._prepared and bucket not in self._under_way:
+            self._host.remove(path, bucket)
+
     async def end(self, buckets: Iterable[TableBucket] | None = None) -> None:
         """Give up what is under way for buckets, for all by default; their files are closed then.
 
@@ -95,7 +100,7 @@ class Preparations:
         """Remove files of buckets that did not come."""
         latest = self._loop.time() - KEEP_SECONDS
         for bucket, (path, at) in tuple(self._prepared.items()):
-            if at < latest:
+            if at < latest and bucket not in self._under_way:
                 del self._prepared[bucket]
                 if self._buckets.is_away(bucket):
                     self._host.remove(path, bucket)
