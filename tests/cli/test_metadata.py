@@ -61,6 +61,7 @@ def test_a_server_moves_its_metadata_to_zookeeper_and_back(run: Run, tmp_path: P
         keys = {"zookeeper.address": ensemble.address, "zookeeper.path.root": "/moved"}
         restored = run("metadata", "restore", str(first), *_options(keys))
         assert restored.code == 0, restored
+        assert f"in ZooKeeper {ensemble.address}, /moved" in restored.err
         with WarmServer(data, keys) as server:
             with zufluss.connect(server.bootstrap) as connection:
                 _check(connection, 100)

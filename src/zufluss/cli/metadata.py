@@ -62,9 +62,19 @@ def restore(file: FileArgument, config: ConfigFile = None, settings: Settings = 
     dumped = decode(file.read_bytes())
     created = asyncio.run(_restored(conf, dumped))
     say(
-        f"{created} paths were created; the store has the {len(dumped.values)} of cluster "
-        f"{dumped.cluster_id}"
+        f"{created} paths were created in {_place(conf)}, which has the {len(dumped.values)} of "
+        f"cluster {dumped.cluster_id}"
     )
+
+
+def _place(conf: Configuration) -> str:
+    """The store that a configuration names."""
+    from zufluss.config import options, zookeeper_options
+
+    address = conf.get(zookeeper_options.ZOOKEEPER_ADDRESS)
+    if not address:
+        return f"data.dir {conf.get(options.DATA_DIR)}"
+    return f"ZooKeeper {address}, {conf.get(zookeeper_options.ZOOKEEPER_PATH_ROOT)}"
 
 
 def _check_has_store(conf: Configuration) -> None:

@@ -62,6 +62,8 @@ def check(
 ) -> None:
     """Read sessions whole and list what is damaged or missing; exit code 1 if anything is.
 
+    A place without a shared log is an error (exit code 2), in case it is not the one you meant.
+
     Not every problem costs rows: they may be in segments by now, or written again in a later
     object. A number that is missing among the first of a session may have been trimmed; the
     coordinator knows the floor, below which nothing is needed. Buckets have the ids of their table
@@ -93,8 +95,6 @@ async def _sessions(store: Objects, server_epoch: int | None) -> list[StoredSess
         raise typer.BadParameter(
             f"{store.uri} has no session {server_epoch}; it has {epochs}", param_hint="--session"
         )
-    if not chosen:
-        say(f"{store.uri} has no shared log")
     return chosen
 
 
@@ -117,6 +117,8 @@ async def _list(store: Objects, server_epoch: int | None, output: Output) -> Non
         )
         for each in await _sessions(store, None)
     ]
+    if not rows:
+        say(f"{store.uri} has no shared log")
     if rows or output is Output.JSON:
         print_rows(output, columns, rows)
 
@@ -148,6 +150,10 @@ async def _check(store: Objects, server_epoch: int | None, output: Output) -> No
     from zufluss.log.shared.inspection import problems
 
     chosen = await _sessions(store, server_epoch)
+    if not chosen:
+        raise typer.BadParameter(
+            f"{store.uri} has no shared log, so nothing was checked", param_hint="URI"
+        )
     rows = [
         (each.server_epoch, found.number, *(found.bucket or (None, None, None)), found.text)
         for each in chosen
