@@ -303,14 +303,15 @@ class Registrations:
     ) -> None:
         """Note until when the former process of a server may answer lookups.
 
-        That the process of its data directory has ended is not believed of one that is registered
-        at another address: the directory may be a copy.
+        That the process of its data directory has ended is believed only at the address where it
+        was registered: the directory may be a copy. A coordinator that has just begun does not
+        know the address.
         """
         before = self._sessions.get(request.server_id)
         if before is not None:
             wal.confirmed(before.tablet.server_epoch, before.seen)
-        moved = before is not None and before.node.endpoints != node.endpoints
-        if request.HasField("former_server_epoch") and not moved:
+        returned = before is not None and before.node.endpoints == node.endpoints
+        if request.HasField("former_server_epoch") and returned:
             wal.process_ended(request.former_server_epoch)
 
     async def check(self) -> None:

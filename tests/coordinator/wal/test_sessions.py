@@ -101,6 +101,18 @@ async def test_a_copied_data_directory_does_not_say_that_the_original_has_ended(
     assert later.tablet.buckets[bucket].lease_ms == 1000 * LEASE_SECONDS
 
 
+async def test_a_new_coordinator_does_not_know_either_which_directory_is_the_copy(
+    world: World,
+) -> None:
+    earlier = await world.server(1, "earlier")
+    (bucket,) = await world.create_table(buckets=1)
+    await world.restart()
+    later = world.servers["later"] = Server(world, 1, "later")
+    later.former = earlier.former
+    await later.link.join()
+    assert later.tablet.buckets[bucket].lease_ms == 1000 * LEASE_SECONDS
+
+
 async def test_a_process_that_is_replaced_right_now_ends_instead_of_registering_again(
     world: World,
 ) -> None:
