@@ -192,10 +192,10 @@ class DirectLooker(Worker):
     def look(self, client: RawClient) -> None:
         asked: dict[int, Asked] = {}
         due = time.monotonic()
+        answers = select.poll()  # unlike `select`, it takes descriptors above 1023
+        answers.register(client.socket, select.POLLIN)
         while not self.finishing:
-            wait = max(0.0, due - time.monotonic())
-            ready, _, _ = select.select([client.socket], [], [], wait)
-            if ready:
+            if answers.poll(1000 * max(0.0, due - time.monotonic())):
                 self.judge(client, asked)
             if time.monotonic() >= due:
                 due = time.monotonic() + LOOKUP_SECONDS
