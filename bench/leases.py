@@ -47,7 +47,7 @@ from zufluss.model.schema import Schema
 from zufluss.model.table import TableBucket, TableDescriptor, TablePath
 from zufluss.net.services import RequestContext, Services
 from zufluss.remote.locations import Locations
-from zufluss.server import settle_memory, share_interpreter
+from zufluss.resources import settle_memory, share_interpreter
 from zufluss.wire.api import APIS, ApiKey
 
 PARTITIONS = 100

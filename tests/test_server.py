@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from zufluss import server, system
+from zufluss import resources, server, system
 from zufluss.config.load import Configuration
 
 
@@ -38,5 +38,5 @@ def test_fewer_open_files_than_the_system_promised_are_a_warning(
     monkeypatch.setattr(system, "raise_open_files_limit", lambda: allowed)
     monkeypatch.setattr(system, "open_files_promised", lambda: promised)
     with capture_logs() as logged:
-        server._allow_open_files()
+        resources.allow_open_files()
     assert [each["event"] for each in logged] == ["open_files_limited"] * warnings

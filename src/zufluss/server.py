@@ -11,19 +11,14 @@ that out. The ready line is the only thing on standard output.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import fcntl
-import gc
 import math
-import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
     nullcontext,
     suppress,
 )
@@ -45,21 +40,20 @@ from zufluss.cluster.remote import home
 from zufluss.cluster.token_service import TokenService
 from zufluss.cluster.unserved import AccessRuleListing
 from zufluss.cluster.writer_ids import WriterIds
-from zufluss.config import options, zookeeper_options
+from zufluss.config import options
 from zufluss.config.load import Configuration
 from zufluss.coordinator.remote.locations import NO_LOCATIONS
 from zufluss.coordinator.server import Coordinator
 from zufluss.coordinator.standby import Standby
 from zufluss.coordinator.turn import Turn, stop_in_time, turn_of
 from zufluss.embedded_lake import with_lake
-from zufluss.errors import ConfigError, NetworkError, ZuflussError
+from zufluss.errors import ConfigError, ZuflussError
 from zufluss.expiry import ExpiryClock
 from zufluss.lake.creation import LakeTableCreator
 from zufluss.log.files import Files, files_from_environment
 from zufluss.meta.api import MetaStore
 from zufluss.meta.open import open_store
 from zufluss.meta.probe import store_probe
-from zufluss.net.client import RpcConnection, open_connection
 from zufluss.net.listeners import resolve_listeners
 from zufluss.net.memory import Limits
 from zufluss.net.server import NetServer
@@ -84,14 +78,21 @@ from zufluss.obs.server import (
     turn_samples,
 )
 from zufluss.obs.slow_stop import report_slow_stop, reports_end
+from zufluss.peers import ServerConnections, coordinator_of
 from zufluss.record import kernels
 from zufluss.record.kernels.compiler_memory import release_compiler
 from zufluss.remote.placement import TABLET_STATE_FILE
 from zufluss.remote.storage import RemoteStorage
 from zufluss.remote.tokens import Tokens
+from zufluss.resources import (
+    allow_open_files,
+    keep_freed_memory,
+    owned,
+    settle_memory,
+    share_interpreter,
+)
 from zufluss.tablet.coordinator_client import CoordinatorClient
 from zufluss.tablet.findings import tablet_findings
-from zufluss.tablet.leading import LeadingCoordinator
 from zufluss.tablet.link import CoordinatorLink
 from zufluss.tablet.readiness import buckets_state, coordinator_state
 from zufluss.tablet.samples import tablet_samples
@@ -104,26 +105,14 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-MALLOC_TRIM_THRESHOLD = -1
-MALLOC_MMAP_THRESHOLD = -3
 CONNECTIONS_SHARE = 2
 """Connections may use one in this many of the files that the process may open."""
-COLLECT_AFTER = (3_000, 10, 300)
-"""When Python looks for cycles. With its own numbers (700, 10, 10) it looks at everything that was
-made since the start whenever thousands of requests are under way, and the event loop waits."""
-SWITCH_SECONDS = 0.0002
-"""After so long a thread interrupts the event loop. With Python's own number, 5 ms, it never does
-while the turns of a busy loop are shorter: between two of them the loop lets go of the interpreter
-for an instant, too short for another thread, whose wait begins anew each time. A transaction of
-2 ms then lasts as long as the loop is busy."""
 BOTH_ROLES, COORDINATOR, STANDBY, TABLET_SERVER = (
     "coordinator and tablet server", "coordinator", "standby coordinator", "tablet server",
 )  # fmt: skip
 """Roles of a process, as people read them."""
 LOCK_FILE = ".lock"
 """Locked in a data directory by the process that has its logs."""
-CONNECT_TIMEOUT_MS = 10_000
-"""How long one server waits for another to accept a connection."""
 
 
 def run_dev(conf: Configuration) -> int:
@@ -158,25 +147,20 @@ class Stop(asyncio.Event):
 Serve = Callable[[Configuration, Stop, "Shown"], Awaitable[None]]
 
 
-def share_interpreter() -> None:
-    """Let the threads that write to disks run beside a busy event loop."""
-    sys.setswitchinterval(SWITCH_SECONDS)
-
-
 def _run(conf: Configuration, serve: Serve, *, lock: str | None, life: int | None = None) -> int:
     """Run a server. A coordinator needs no `lock` of the data directory, only that of its store."""
     share_interpreter()
     do_without_pandas()
-    _keep_freed_memory()
-    _allow_open_files()
+    keep_freed_memory()
+    allow_open_files()
     if lacking := system.lacking():
         log.info("slower_on_this_system", system=sys.platform, without=", ".join(lacking))
     data_dir = Path(conf.get(options.DATA_DIR))
     files = Files()
     for parent in files.make_directories(data_dir):
         files.sync_directory(parent)
-    owned = nullcontext() if lock is None else _owned(data_dir / lock)
-    with owned, reports_end():
+    locked = nullcontext() if lock is None else owned(data_dir / lock)
+    with locked, reports_end():
         kernels.warm()
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
@@ -231,47 +215,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-def _keep_freed_memory() -> None:
-    """Have malloc keep large freed blocks: a fresh 1 MiB costs more in page faults than its use."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return  # not glibc; only speed is lost
-    mallopt(MALLOC_MMAP_THRESHOLD, 64 * 1024 * 1024)
-    mallopt(MALLOC_TRIM_THRESHOLD, 256 * 1024 * 1024)
-
-
-def settle_memory() -> None:
-    """Exempt the objects of the start-up from garbage collection, and collect more rarely."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
-
-
-def _allow_open_files() -> None:
-    """Each connection and each bucket holds files; shells allow few by default."""
-    allowed, promised = system.raise_open_files_limit(), system.open_files_promised()
-    if allowed < promised:
-        log.warning("open_files_limited", allowed=allowed, wanted=promised)
-
-
-@contextmanager
-def _owned(file: Path) -> Iterator[None]:
-    """Hold the data directory: two servers on one would destroy each other's logs."""
-    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"data.dir {file.parent} is in use by another server; stop it or choose another "
-                "directory"
-            ) from None
-        yield
-    finally:
-        os.close(lock)
 
 
 # -- sockets ----------------------------------------------------------------------------------
@@ -562,7 +505,7 @@ async def _serve_tablet_until(
 ) -> None:
     services = Services()
     connections = ServerConnections()
-    leading, connect = _coordinator_of(conf, connections)
+    leading, connect = coordinator_of(conf, connections)
     net = await _bound(conf, services, server_type=2)
     coordinator = CoordinatorClient(connect)
     state_file = Path(conf.get(options.DATA_DIR)) / TABLET_STATE_FILE
@@ -659,38 +602,6 @@ class AfterJoining(Services):
         super().register(key, wait_and_answer)
 
 
-def _coordinator_of(
-    conf: Configuration, connections: ServerConnections
-) -> tuple[LeadingCoordinator | None, Callable[[], Awaitable[RpcConnection]]]:
-    """How a tablet server reaches the coordinator: the one that leads, or the only one."""
-    if not conf.get(zookeeper_options.ZOOKEEPER_ADDRESS):
-        host, port = _coordinator_address(conf)
-        return None, lambda: connections.connect(host, port)
-    internal = conf.get(options.INTERNAL_LISTENER_NAME)
-
-    def forget(former: ClusterNode) -> None:
-        if (endpoint := former.endpoint(internal)) is not None:
-            connections.drop(endpoint.host, endpoint.port)
-
-    leading = LeadingCoordinator(conf, forget)
-
-    async def connect() -> RpcConnection:
-        return await connections.to_server(internal, leading.node)
-
-    return leading, connect
-
-
-def _coordinator_address(conf: Configuration) -> tuple[str, int]:
-    address = conf.get(options.ZUFLUSS_COORDINATOR_ADDRESS) or ""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(
-            f"zufluss.coordinator.address {address!r} is not host:port; a tablet server of its own "
-            "needs the address of the coordinator's internal listener"
-        )
-    return host.strip("[]"), int(port)
-
-
 async def _accept(
     net: NetServer,
     conf: Configuration,
@@ -782,49 +693,3 @@ async def _first(*waits: Awaitable[object]) -> None:
     for task in tasks:
         if not task.done():
             task.cancel()
-
-
-class ServerConnections:
-    """Connections to other servers of the cluster, one per address, opened when needed."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, int], RpcConnection] = {}
-        self._opening: dict[tuple[str, int], asyncio.Task[RpcConnection]] = {}
-
-    async def connect(self, host: str, port: int) -> RpcConnection:
-        """A live connection to an internal listener; callers that wait for one share it."""
-        known = self._open.get((host, port))
-        if known is not None and not known.closed:
-            return known
-        opening = self._opening.get((host, port))
-        if opening is None:
-            opening = asyncio.create_task(self._connected(host, port))
-            self._opening[host, port] = opening
-            opening.add_done_callback(lambda _: self._opening.pop((host, port)))
-        return await asyncio.shield(opening)
-
-    async def to_server(self, listener: str, node: ClusterNode) -> RpcConnection:
-        """A live connection to the internal `listener` of a server."""
-        endpoint = node.endpoint(listener)
-        if endpoint is None:
-            raise NetworkError(
-                f"server {node.node_id} has no listener {listener} (internal.listener.name)"
-            )
-        return await self.connect(endpoint.host, endpoint.port)
-
-    async def _connected(self, host: str, port: int) -> RpcConnection:
-        connection = await open_connection(host, port, connect_timeout_ms=CONNECT_TIMEOUT_MS)
-        self._open[host, port] = connection
-        return connection
-
-    def drop(self, host: str, port: int) -> None:
-        """Close the connection to an address; calls under way fail."""
-        if (known := self._open.pop((host, port), None)) is not None:
-            known.close()
-
-    def close(self) -> None:
-        """Close them all."""
-        for opening in self._opening.values():
-            opening.cancel()
-        for connection in self._open.values():
-            connection.close()

@@ -402,7 +402,7 @@ class Registrations:
         return await self._joined(node, server_epoch, session, replicas)
 
     async def _join_living(self, node: ClusterNode, living: int) -> m.RegisterTabletServerResponse:
-        """Go on with a registration if nobody has registered with this id here.
+        """Continue a registration, unless another process has registered with this id here.
 
         The same process may ask twice, because an answer was lost.
         """

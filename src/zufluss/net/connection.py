@@ -116,11 +116,9 @@ class ServerConnection(asyncio.BufferedProtocol):
     )
 
     def __init__(self, server: NetServer, listener: Listener) -> None:
-        self.server = server
-        self.listener = listener
+        self.server, self.listener = server, listener
         self.transport: Any = None
-        self.peer = "?"
-        self.software = ""
+        self.peer, self.software = "?", ""
         self.principal: str | None = None
         self.inflight = 0
         self._inflight_max = server.limits.inflight_max

@@ -140,7 +140,7 @@ class ReplicaHost:
 
 
 class Replica:
-    """A bucket replica that leads, or will: a standby holds one that nobody can ask yet."""
+    """A replica of a bucket that this server leads, or that it follows as a standby."""
 
     __slots__ = (
         "_closing",

@@ -208,7 +208,7 @@ class Buckets:
         return self._leader(bucket) not in (None, self._server_id)
 
     def is_away(self, bucket: TableBucket) -> bool:
-        """Whether another server, or nobody, leads a bucket, and nothing of it is open here."""
+        """Whether this server neither leads nor follows a bucket, and has no file of it open."""
         if self.is_followed(bucket):
             return False
         return self.is_elsewhere(bucket) or self._leader(bucket) is None

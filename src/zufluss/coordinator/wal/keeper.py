@@ -93,7 +93,7 @@ class WalKeeper:
         self._awaited: dict[TableBucket, asyncio.Future[None]] = {}
         """Buckets whose next continuation somebody waits for."""
         self.on_unclaimed: Callable[[WalSession, ReleasedBucket], None] = lambda session, each: None
-        """Told of buckets that a session has released, and that nobody has continued yet."""
+        """Called with a bucket that a session has released and no other one has continued."""
 
     @property
     def lease_seconds(self) -> float:
@@ -332,7 +332,7 @@ class WalKeeper:
         return set(done)
 
     def continued(self, bucket: TableBucket) -> asyncio.Future[None]:
-        """Ends when a session has continued a bucket the next time; for one who waits."""
+        """A future that ends when the next session continues a bucket; one caller at a time."""
         awaited = self._awaited[bucket] = asyncio.get_running_loop().create_future()
         return awaited
 

@@ -229,7 +229,7 @@ def completed(
     gone: set[int],
     load: Counter[int],
 ) -> tuple[int, ...]:
-    """The replicas of a bucket; those that are `gone` stay as long as nobody can replace them."""
+    """The replicas of a bucket; one that is `gone` keeps its place until another can take it."""
     others = [server for server in state.replicas if server != state.leader]
     kept = [server for server in others if server not in gone][: factor - 1]
     replicas = with_standbys((state.leader, *kept), factor, nodes, load)
